@@ -424,7 +424,7 @@ def test_what_a_drain_calls_off_is_charged_what_it_got(tmp_path: Path, stream: b
             async with running.asked(TEXT, body) as reader:
                 await until(lambda: computed_lines(tmp_path) >= 8, "some of it is computed")
                 assert not await running.router.drain(0.0)
-                await running.router.part()
+                await running.router.cancel_and_wait()
                 answer = await asyncio.wait_for(reader.read(), 30)
             await all_told(running)
             assert (b" 503 " in answer.split(b"\r\n")[0]) != stream

@@ -24,7 +24,7 @@ from inferd import clock
 from inferd.config import BreakerConfig, ModelConfig, QueueConfig, RemoteConfig, RetryConfig
 from inferd.errors import InferdError, InvalidRequest, Overloaded, Unavailable, UpstreamFailed
 from inferd.events import Event, RequestEnded
-from inferd.router.pool import MAX_KILLS, Pool
+from inferd.router.pool import MAX_WORKER_DEATHS, Pool
 from inferd.router.replicas import remote_replica as remote_module
 from inferd.router.replicas import replica as replica_module
 from inferd.router.replicas.member import Member
@@ -178,7 +178,7 @@ class FakeRemote:
     def dispatch(self, ticket: Ticket) -> None:
         assert self.can_take
         assert ticket.request.id not in self.holds, "submitted twice to one server"
-        assert id(self) not in map(id, ticket.avoid), "tried again where it failed"
+        assert id(self) not in map(id, ticket.failed_replicas), "tried again where it failed"
         self.holds[ticket.request.id] = ticket
         self.begun.discard(ticket.request.id)
         self.cancelled.discard(ticket.request.id)
@@ -409,7 +409,7 @@ class PoolMachine(RuleBasedStateMachine):
     def change(self, what: str, replicas: int, dtype: str, num_remotes: int, is_over: bool) -> None:
         fleet = self.pool.fleet
         if what == "unload":
-            self._do(lambda: self._begin(fleet.unload("idle", 0.0, is_quiet=lambda: self.pool.is_idle)))
+            self._do(lambda: self._begin(fleet.unload("idle", 0.0, is_idle=lambda: self.pool.is_idle)))
         elif what == "load":
             self._do(lambda: self._begin(fleet.load()))
         elif what == "replace":
@@ -459,7 +459,7 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def who_is_in_flight_is_where_it_says(self) -> None:
         for ticket in self.pool._live.values():
-            for replica in (ticket.runner, ticket.reserve):
+            for replica in (ticket.runner, ticket.hedge_replica):
                 if replica is not None:
                     assert replica.ticket(ticket.request.id) is ticket
 
@@ -487,7 +487,7 @@ class PoolMachine(RuleBasedStateMachine):
         for event in self.ended:
             assert event.outcome in ("done", "cancelled", "failed", "refused")
         for ticket in self.pool._live.values():
-            assert ticket.kills < MAX_KILLS
+            assert ticket.worker_deaths < MAX_WORKER_DEATHS
 
     @invariant()
     def what_is_sent_whole_is_shown_to_nobody_before_its_end(self) -> None:

@@ -69,7 +69,7 @@ def test_a_whole_answer_comes_at_its_end_and_of_one_try_alone(
         for parts in (first, second) if is_lost else (second,):
             tries.append([output(part, number == 0) for number, part in enumerate(parts)])
             if len(tries) == 2:
-                stream.begin_anew()
+                stream.restart()
                 assert not stream.progress.has_output
             for one in tries[-1]:
                 stream.push(one, 1.0)

@@ -142,10 +142,10 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         control = Control(config, emit)
         await control.start()
         stack.push_async_callback(control.close)
-        keep_below = stack.enter_context(pinned_folder(data_folder(config.state) / "kept"))
+        pin_below = stack.enter_context(pinned_folder(data_folder(config.state) / "kept"))
         command = options.command if plain else (*options.command, "--json-log")
         patience, plan = options.patience, options.plan
-        router = Router(_bound(config), emit, command=command, patience=patience, plan=plan, keep_below=keep_below)
+        router = Router(_bound(config), emit, command=command, patience=patience, plan=plan, pin_below=pin_below)
         stack.push_async_callback(router.stop)
         await router.start()  # before the imports below: the workers' own take longer
         await asyncio.to_thread(_import_parts)
@@ -420,7 +420,7 @@ async def _leave(
     await departure.wait_unless_interrupted(asyncio.sleep(site.config.server.drain_delay_s))
     deadline = clock.now() + site.config.server.grace_s
     await departure.wait_unless_interrupted(site.router.drain(site.config.server.grace_s))
-    await site.router.part()
+    await site.router.cancel_and_wait()
     site.router.abort()
     for server in servers:
         server.stop()

@@ -1,8 +1,8 @@
-"""One model: its queue, and every request between the door and its one end.
+"""The requests of one model, from their admission to their end.
 
-All of it runs in one event loop, so a request is in exactly one place at a time: waiting in the queue,
-backing_off before another try, in flight in one replica (hedged: in two), or ended. Which replicas there are is
-the fleet's; order, choice, breakers and budgets are pure and have files of their own.
+All code here runs in one event loop, so a request is in exactly one state at a time: queued, in backoff before a
+retry, in flight in one replica (hedged: in two), or ended. The fleet decides which replicas exist. Queue order, the
+choice of a replica, circuit breakers and retry budgets are in modules of their own, which are pure.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ from inferd.worker.supervisor import Patience
 
 _log = logging.getLogger("inferd.router")
 
-CANCEL_WAIT_S = 2.0  # for replicas to say how far they came with what was called off
-MAX_KILLS = 2  # workers that a request may have been in when they died
+CANCEL_WAIT_S = 2.0  # for replicas to report the usage of cancelled requests
+MAX_WORKER_DEATHS = 2  # with one request in flight, before that request fails
 
 
 class Pool:
     """Accepts requests for one model and ends each exactly once.
 
-    ``demand`` is called when a request waits and the model is not in memory. ``may_surge`` and ``keep_below`` are the fleet's.
+    ``demand`` is called when a request waits for a model that is not in memory. ``on_idle`` is called when no request
+    is queued or in flight any more. ``may_surge`` and ``pin_below`` are passed to the fleet.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Pool:
         demand: Callable[[Pool], None],
         may_surge: Callable[[Pool, Member], bool],
         on_idle: Callable[[Pool], None],
-        keep_below: Path | None = None,
+        pin_below: Path | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -84,30 +85,33 @@ class Pool:
         self._on_idle = on_idle
         self._queue = RequestQueue(config.queue)
         self.fleet = Fleet(
-            name, config, self, emit, command, patience, lambda member: may_surge(self, member), keep_below
+            name, config, self, emit, command, patience, lambda member: may_surge(self, member), pin_below
         )
         self.availability = Availability(name, config, self._queue, self.fleet)
         random = Random()
-        self._retries = Retries(name, config.retry, self.availability, random, emit, self._rested)
+        self._retries = Retries(name, config.retry, self.availability, random, emit, self._retry)
         self._placement = Placement(config, self.fleet, self._retries.abandoned, random)
         self._reporter = QueueReporter(name, self._queue, self.fleet, lambda: len(self._retries.backing_off), emit)
         self._live: dict[str, Ticket] = {}
-        self._num_direct = 0  # on the direct path, each known to its replica
+        self._num_direct = 0  # requests in flight on the direct path, which have no ticket
         self._num_accepted = 0
-        self._suspect: Ticket | None = None  # in flight, and not yet cleared by an output
+        self._suspect: Ticket | None = None  # the suspect in flight, until its first output (Ticket.is_suspect)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._is_stopped = False
         self.last_used_at = clock.now()
-        self.idle = asyncio.Event()  # nothing is waiting or in flight
+        self.idle = asyncio.Event()  # no request is queued or in flight
         self.idle.set()
-        self.settled = asyncio.Event()  # every replica has been ready or has failed
+        self.settled = asyncio.Event()  # every replica has been ready, has failed or does not answer
 
-    # -- the door ---------------------------------------------------------------------------
+    # -- admission --------------------------------------------------------------------------
 
     def submit(self, request: Request, relay: Relay | None = None) -> Stream:
-        """Raises Overloaded when the queue is full or the deadline cannot be met, Unavailable when the model
-        cannot be served."""
+        """Accept a request: dispatch it to a replica, or put it into the queue.
+
+        Raises Overloaded when the queue is full or the deadline cannot be met, Unavailable when the model cannot be
+        served, DeadlineExceeded when the deadline has passed, InvalidRequest when the id is in use.
+        """
         now = clock.now()
         if request.id in self._live or request.id in self._retries.abandoned:
             raise InvalidRequest(f"A request with the id {request.id!r} is already running.", param="request_id")
@@ -121,44 +125,45 @@ class Pool:
         )
         ticket = Ticket(request, stream, self._num_accepted, now + self.config.queue.timeout_s, relay)
         if ticket.due_at <= now:
-            stream.let_go()
+            stream.drop_callbacks()
             raise deadline_error(request, now)
         ticket.queued_at = now
         self._retries.budget.note(now)
         able = () if self._is_stopped or len(self._queue) else self._placement.able(ticket, self.fleet.available(now))
         if not able:
-            self._check(ticket, now)
+            self._check_may_wait(ticket, now)
         self._num_accepted += 1
         self._live[request.id] = ticket
         self.idle.clear()
         if able:
             self._dispatch(ticket, able, now)
-            self._reporter.tell()
+            self._reporter.report()
         else:
             self._queue.push(ticket)
-            self._pump()
+            self._dispatch_waiting()
         return stream
 
-    def _check(self, ticket: Ticket, now: float) -> None:
-        """Whether a request that cannot be worked on at once may wait."""
+    def _check_may_wait(self, ticket: Ticket, now: float) -> None:
+        """Raise the error of a request that cannot be dispatched at once and may not wait either."""
         error, reason = self.availability.replica_refusal(ticket, now)
         if error is None:
             error, reason = self.availability.wait_refusal(ticket, now)
         if error is None:
-            error, reason = self._make_room(ticket, now)
+            error, reason = self._queue_refusal(ticket, now)
         if error is not None:
             self._emit(RequestRefused(model=self.name, reason=reason, tenant=ticket.request.tenant))
-            ticket.stream.let_go()
+            ticket.stream.drop_callbacks()
             try:
                 raise error
             finally:
-                del error  # its traceback has this frame: a circle, which would keep the request for long
+                del error  # its traceback refers to this frame: a reference cycle would keep the request alive
 
-    def _make_room(self, ticket: Ticket, now: float) -> Refusal:
-        """Why the queue has no place for it, even if others of lower classes give up theirs."""
+    def _queue_refusal(self, ticket: Ticket, now: float) -> Refusal:
+        """Make room in the queue by refusing requests of lower classes; the refusal where the request still does not
+        fit."""
         for displaced in self._queue.make_room(ticket.request):
             self._emit(RequestRefused(model=self.name, reason="queue_full", tenant=displaced.request.tenant))
-            self._refuse_or_fail(displaced, self._displaced(now))
+            self._refuse_or_fail(displaced, self._displaced_error(now))
         try:
             self._queue.check(ticket.request)
         except Overloaded as full:
@@ -166,7 +171,7 @@ class Pool:
             return full, "tenant_queue_full" if full.code == "tenant_queue_full" else "queue_full"
         return None, "queue_full"
 
-    def _displaced(self, now: float) -> Overloaded:
+    def _displaced_error(self, now: float) -> Overloaded:
         return Overloaded(
             "The model's queue is full, and requests of a higher priority came; try again later.",
             code="queue_full",
@@ -174,15 +179,15 @@ class Pool:
         )
 
     def _cancel(self, ticket: Ticket) -> None:
-        """The reader left: what waits never runs; what runs is told to stop."""
+        """The reader closed the stream: end a waiting request, and ask the replicas to cancel one in flight."""
         request_id = ticket.request.id
         if ticket.is_waiting:
             self._queue.remove(ticket)
             self._end(ticket, End("cancelled"))
-        elif self._retries.wake(request_id):
+        elif self._retries.cancel_backoff(request_id):
             self._end(ticket, End("cancelled"))
         else:
-            for replica in (ticket.runner, ticket.reserve):
+            for replica in (ticket.runner, ticket.hedge_replica):
                 if replica is not None:
                     replica.cancel(request_id)
 
@@ -195,38 +200,39 @@ class Pool:
         else:
             replica.resume(ticket.request.id)
 
-    # -- moving on --------------------------------------------------------------------------
+    # -- dispatch ---------------------------------------------------------------------------
 
-    def _pump(self) -> None:
-        """Give the replicas what they can take, then look at the clock for the rest."""
+    def _dispatch_waiting(self) -> None:
+        """End requests that waited too long, dispatch those that replicas have room for, and set the timer for the
+        others."""
         if self._is_stopped:
             return
         if len(self._queue):
             now = clock.now()
             for expired in self._queue.pop_expired(now):
                 self._expire(expired, now, f"for {self.config.queue.timeout_s:g} s without a replica becoming free")
-            for expired in self._queue.pop_longest(self.availability.expires_since(now)):
+            for expired in self._queue.pop_waiting_since(self.availability.expired_before(now)):
                 longest_s = self.availability.longest_wait_s(now)
                 self._expire(expired, now, f"behind others for the {longest_s:.3g} s that requests may wait")
             while len(self._queue):
-                available = self.fleet.available(now)
-                if not available:
+                free = self.fleet.available(now)
+                if not free:
                     break
                 ticket = self._queue.pop(
-                    accepts=lambda t, available=available: bool(self._placement.able(t, available)),  # type: ignore[misc]
+                    accepts=lambda t, free=free: bool(self._placement.able(t, free)),  # type: ignore[misc]
                     with_suspects=self._suspect is None,
                 )
                 if ticket is None:
                     break
-                self._dispatch(ticket, self._placement.able(ticket, available), now)
+                self._dispatch(ticket, self._placement.able(ticket, free), now)
             if len(self._queue):
                 if self.availability.may_load_on_demand:
                     self._demand(self)
-                self._arm(now)
-        self._reporter.tell()
+                self._set_timer(now)
+        self._reporter.report()
 
     def _dispatch(self, ticket: Ticket, able: Sequence[Member], now: float) -> None:
-        """Give it to one of the replicas that can take it."""
+        """Send a request to one of ``able``: the replicas that have room for it, at least one."""
         member = self._placement.choose(ticket, able, now)
         if ticket.is_suspect:
             self._suspect = ticket
@@ -238,8 +244,8 @@ class Pool:
                 ticket.token_ids = []
         ticket.runner = member.replica
         ticket.replica = member.index
-        self._placement.sequence_replicas.take(ticket.request, member.replica)
-        self.fleet.health.begin(member, now)
+        self._placement.sequence_replicas.note(ticket.request, member.replica)
+        self.fleet.health.request_began(member, now)
         member.replica.dispatch(ticket)
         if ticket.stream.is_paused:
             member.replica.pause(ticket.request.id)
@@ -247,8 +253,8 @@ class Pool:
             loop = asyncio.get_running_loop()
             loop.call_later(self.config.retry.hedge_after_s, self._hedge, ticket, ticket.attempts)
 
-    def _arm(self, now: float) -> None:
-        """Look again when the next ticket has waited too long, or a breaker lets a request through."""
+    def _set_timer(self, now: float) -> None:
+        """Dispatch again when the next request has waited too long, or a breaker allows a probe."""
         times = (self._queue.next_expiry, self.availability.next_expiry(now))
         at = min((time for time in times if time is not None), default=None)
         for member in self.fleet.members:
@@ -264,7 +270,7 @@ class Pool:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._pump()
+        self._dispatch_waiting()
 
     def _expire(self, ticket: Ticket, now: float, why: str) -> None:
         request = ticket.request
@@ -279,8 +285,9 @@ class Pool:
         )
         self._refuse_or_fail(ticket, error)
 
-    def _reconsider(self) -> None:
-        """The replicas are others now: whoever waits in vain hears of it."""
+    def _recheck_waiting(self) -> None:
+        """The set of replicas changed: end the waiting requests that no replica can serve now, and dispatch the
+        others."""
         now = clock.now()
 
         for ticket in self._queue.remove_if(
@@ -288,18 +295,20 @@ class Pool:
         ):
             error, _ = self.availability.replica_refusal(ticket, now)
             assert error is not None
-            if ticket.refusal is not None and not self._is_stopped:
-                self._refused_for_good(ticket, ticket.refusal)
+            if ticket.last_refusal is not None and not self._is_stopped:
+                self._end_refused(ticket, ticket.last_refusal)
             else:
                 self._refuse_or_fail(ticket, error)
-        self._pump()
+        self._dispatch_waiting()
 
-    # -- the direct path (``express``, ``errand``) --------------------------------------------------------
+    # -- the direct path (``direct_relay``, ``direct_prediction``) --------------------------------------
 
     def direct_member(self, now: float, tenant: str = "", body: bytes = b"") -> Member | None:
-        """What takes a request that could go at once and belongs nowhere; None: another one is ahead, no replica has room,
-        or more than one replica's answer may be waited for. ``body``: of a request for another server, whose ``tenant``
-        that server has seen the beginning of before, perhaps."""
+        """The replica for a request without region, session or sequence that can be sent at once.
+
+        None: requests are queued, no replica has room, or the model's requests may be hedged. ``body`` is given for
+        requests to remote servers: with ``tenant`` it finds the server that has probably cached the prompt's beginning.
+        """
         if self._is_stopped or len(self._queue) or self.config.retry.hedge_after_s is not None:
             return None
         available = self.fleet.available(now)
@@ -312,31 +321,35 @@ class Pool:
         return available[0] if len(available) == 1 else self._placement.pick(available, now)
 
     def direct_began(self, member: Member, now: float) -> None:
+        """Count a request that begins on the direct path."""
         self._retries.budget.note(now)
         self._num_direct += 1
         if self._num_direct == 1:
             self.idle.clear()
-        self.fleet.health.begin(member, now)
+        self.fleet.health.request_began(member, now)
         if not self._reporter.is_scheduled:
-            self._reporter.tell()
+            self._reporter.report()
 
     def direct_ended(self, ended: RequestEnded, sent_at: float, now: float) -> None:
-        """It was answered."""
+        """Count a request that was answered on the direct path."""
         self._num_direct -= 1
         self.availability.wait_bound.answered(now - sent_at)
         self.availability.drain_rate.ended(now, has_waiting=len(self._queue) > 0)
         self.last_used_at = now
         self._emit(ended)
         if not self._num_direct and not self._live:
-            self._now_idle()
+            self._became_idle()
         if not self._reporter.is_scheduled:
-            self._reporter.tell()
-        self._made_room()
+            self._reporter.report()
+        self._slot_freed()
 
     def adopt_direct(
         self, request: Request, relay: Relay | None, member: Member, sent_at: float, first_at: float | None
     ) -> Ticket:
-        """A transit becomes an ordinary request, in flight as if it had always been one."""
+        """The ticket of a request in flight that leaves the direct path for the general one.
+
+        Its state is as if it had been dispatched to ``member`` at ``sent_at``. ``first_at``: when the answer began.
+        """
         self._num_direct -= 1
         stream = Stream(request.id, lambda: self._cancel(ticket), lambda is_paused: self._pause(ticket, is_paused))
         ticket = Ticket(request, stream, self._num_accepted, clock.now() + self.config.queue.timeout_s, relay)
@@ -350,21 +363,21 @@ class Pool:
         self._live[request.id] = ticket
         return ticket
 
-    # -- second tries -----------------------------------------------------------------------
+    # -- retries and hedges -----------------------------------------------------------------
 
-    def _rested(self, ticket: Ticket) -> None:
-        self._wait_again(ticket)
-        self._reconsider()
+    def _retry(self, ticket: Ticket) -> None:
+        self._requeue(ticket)
+        self._recheck_waiting()
 
-    def _wait_again(self, ticket: Ticket) -> None:
+    def _requeue(self, ticket: Ticket) -> None:
         ticket.runner = None
-        ticket.is_charged = True  # also one that had found the queue empty: who comes back goes first
+        ticket.is_charged = True  # also where the queue was empty: a returning request goes before new ones
         ticket.queued_at = clock.now()
         ticket.expires_at = ticket.queued_at + self.config.queue.timeout_s
         self._queue.push(ticket)
 
     def _hedge(self, ticket: Ticket, attempt: int) -> None:
-        """Nothing came for ``hedge_after_s``: ask a second one, and take the answer that begins first."""
+        """The replica was silent for ``hedge_after_s``: send a copy to a second one. The first answer is used."""
         runner = ticket.runner
         if runner is None or not self._retries.may_hedge(ticket, attempt):
             return
@@ -374,18 +387,18 @@ class Pool:
             return
         member = self._placement.choose(ticket, able, now)
         ticket.attempts += 1
-        ticket.reserve, ticket.reserve_at = member.replica, now
-        self.fleet.health.begin(member, now)
+        ticket.hedge_replica, ticket.hedged_at = member.replica, now
+        self.fleet.health.request_began(member, now)
         member.replica.dispatch(ticket)
         ticket.replica = runner.index
-        self._reporter.tell()
+        self._reporter.report()
 
-    def _clear(self, ticket: Ticket) -> None:
-        """A suspect produced something or ended: the next one may go."""
+    def _clear_suspect(self, ticket: Ticket) -> None:
+        """The ticket produced output or ended: if it was the suspect in flight, the next suspect may be dispatched."""
         if self._suspect is ticket:
             self._suspect = None
 
-    # -- the replicas' owner ----------------------------------------------------------------
+    # -- calls from replicas (``FleetOwner``) -------------------------------------------------
 
     def replica_ready(self, replica: Replica) -> None:
         member = self.fleet.member_of(replica)
@@ -396,11 +409,11 @@ class Pool:
         self.availability.load_error = None
         self._placement.forget(replica.index)
         self.fleet.ready(member)
-        self._settle()
-        self._pump()
+        self._note_settled()
+        self._dispatch_waiting()
 
     def replica_has_room(self) -> None:
-        self._pump()
+        self._dispatch_waiting()
 
     def replica_outputs(self, replica: Replica, outputs: list[Output], stats: StepStats | None) -> None:
         now = clock.now()
@@ -410,7 +423,7 @@ class Pool:
             if ticket is None:
                 continue
             try:
-                self._take_output(replica, ticket, output, now)
+                self._process_output(replica, ticket, output, now)
             except Exception:
                 # A request boundary: a defect ends this request, and no other of the frame.
                 _log.exception("what a worker said of request %s could not be taken", output.request_id)
@@ -423,30 +436,30 @@ class Pool:
                 self.availability.info = msgspec.structs.replace(self.availability.info, not_batched=stats.not_batched)
             self._emit(StepDone(model=self.name, replica=replica.index, stats=stats))
         if has_room:
-            self.fleet.ring()
+            self.fleet.notify()
         if has_room or (len(self._queue) and self._suspect is None):
-            self._pump()
+            self._dispatch_waiting()
 
-    def _take_output(self, replica: Replica, ticket: Ticket, output: Output, now: float) -> None:
+    def _process_output(self, replica: Replica, ticket: Ticket, output: Output, now: float) -> None:
         end = output.end
         if end is not None:
             replica.release(ticket)
-        if ticket.runner is not replica or ticket.reserve is not None:
-            has_news = output.deltas or output.prompt is not None or output.prediction is not None
-            is_word = has_news or (end is not None and end.outcome == "done")
-            if is_word and replica in (ticket.runner, ticket.reserve):
+        if ticket.runner is not replica or ticket.hedge_replica is not None:
+            has_content = output.deltas or output.prompt is not None or output.prediction is not None
+            has_begun = has_content or (end is not None and end.outcome == "done")
+            if has_begun and replica in (ticket.runner, ticket.hedge_replica):
                 self._settle_hedge(ticket, replica, now)
             else:
                 if end is not None:
                     self._retries.drop_attempt(ticket, replica)
                 return
         if output.deltas or output.prediction is not None or end is not None:
-            self._clear(ticket)
+            self._clear_suspect(ticket)
             if not ticket.stream.progress.has_output:
                 if end is None or end.outcome in ("done", "refused") or output.deltas or output.prediction is not None:
-                    self._note_first(ticket, replica, now)
+                    self._note_answered(ticket, replica, now)
                 else:
-                    self._note_silence(ticket, replica, now)
+                    self._note_unanswered(ticket, replica, now)
         if ticket.token_ids is not None:
             output = record_output(ticket, output)
         if end is None:
@@ -460,25 +473,25 @@ class Pool:
         end = item.end
         if end is not None:
             replica.release(ticket)
-        if ticket.runner is not replica or ticket.reserve is not None:
-            if replica in (ticket.runner, ticket.reserve) and (end is None or end.outcome == "done"):
+        if ticket.runner is not replica or ticket.hedge_replica is not None:
+            if replica in (ticket.runner, ticket.hedge_replica) and (end is None or end.outcome == "done"):
                 self._settle_hedge(ticket, replica, now)
             else:
                 if end is not None:
                     self._retries.drop_attempt(ticket, replica)
-                    self._made_room()
+                    self._slot_freed()
                 return
         is_cleared = ticket is self._suspect
         if not ticket.stream.progress.has_output:
-            self._clear(ticket)
+            self._clear_suspect(ticket)
             if item.head is not None:
-                self._note_first(ticket, replica, now)
+                self._note_answered(ticket, replica, now)
             else:
-                self._note_silence(ticket, replica, now)
+                self._note_unanswered(ticket, replica, now)
         if end is None:
             ticket.stream.relay(item, now)
             if is_cleared and len(self._queue):
-                self._pump()
+                self._dispatch_waiting()
             return
         if end.outcome == "failed" and not is_deadline_end(end):
             member = self.fleet.member_of(replica)
@@ -486,32 +499,32 @@ class Pool:
                 self.fleet.health.failed(member, ticket.dispatched_at, now, "an answer broke off")
         self._note_drained(end, now)
         self._end(ticket, end, item)
-        self._made_room()
+        self._slot_freed()
 
     def _note_drained(self, end: End, now: float) -> None:
-        """A request left its replica. One that was given up is no work done: capacity is not measured by it."""
+        """Measure the drain rate. A cancelled request, or one past its deadline, was not served and is not counted."""
         if end.outcome != "cancelled" and not is_deadline_end(end):
             self.availability.drain_rate.ended(now, has_waiting=len(self._queue) > 0)
         elif not len(self._queue):
             self.availability.drain_rate.paused()
 
-    def _note_first(self, ticket: Ticket, replica: Replica, now: float) -> None:
+    def _note_answered(self, ticket: Ticket, replica: Replica, now: float) -> None:
         member, begun_at = self.fleet.member_of(replica), ticket.dispatched_at
         if member is not None and begun_at is not None:
             self.fleet.health.answered(member, now - begun_at, begun_at, now)
 
-    def _note_silence(self, ticket: Ticket, replica: Runner, now: float) -> None:
-        """The request is over for this replica, which had said nothing of it."""
+    def _note_unanswered(self, ticket: Ticket, replica: Runner, now: float) -> None:
+        """Note that an attempt at this replica ended without output, for the detection of slow replicas."""
         member = self.fleet.member_of(replica)
-        begun_at = ticket.reserve_at if replica is ticket.reserve else ticket.dispatched_at
+        begun_at = ticket.hedged_at if replica is ticket.hedge_replica else ticket.dispatched_at
         if member is not None and begun_at is not None:
             self.fleet.health.waited(member, now - begun_at, now)
 
     def _settle_hedge(self, ticket: Ticket, replica: Replica, now: float) -> None:
-        """Of two replicas this one has begun to answer."""
-        other = ticket.reserve if replica is ticket.runner else ticket.runner
+        """This replica of a hedge's two has begun to answer: use its answer and cancel the other attempt."""
+        other = ticket.hedge_replica if replica is ticket.runner else ticket.runner
         if other is not None:
-            self._note_silence(ticket, other, now)
+            self._note_unanswered(ticket, other, now)
         self._retries.settle_hedge(ticket, replica)
 
     def replica_refused(
@@ -520,23 +533,23 @@ class Pool:
         now = clock.now()
         replica.release(ticket)
         member = self.fleet.member_of(replica)
-        self._note_silence(ticket, replica, now)
+        self._note_unanswered(ticket, replica, now)
         if counts and member is not None:
-            begun_at = ticket.reserve_at if replica is ticket.reserve else ticket.dispatched_at
+            begun_at = ticket.hedged_at if replica is ticket.hedge_replica else ticket.dispatched_at
             self.fleet.health.failed(member, begun_at, now, error.message)
-        self._clear(ticket)
-        ticket.avoid, ticket.refusal = (*ticket.avoid, replica), error
+        self._clear_suspect(ticket)
+        ticket.failed_replicas, ticket.last_refusal = (*ticket.failed_replicas, replica), error
         if not self._retries.drop_attempt(ticket, replica):
             if ticket.stream.is_closed:
                 self._end(ticket, End("cancelled"))
             elif retry and self._retries.may_retry(ticket, now):
-                self._retries.rest(ticket)
+                self._retries.back_off(ticket)
             else:
-                self._refused_for_good(ticket, error)
-        self._made_room()
+                self._end_refused(ticket, error)
+        self._slot_freed()
 
-    def _refused_for_good(self, ticket: Ticket, error: InferdError) -> None:
-        """No replica is left that could do better."""
+    def _end_refused(self, ticket: Ticket, error: InferdError) -> None:
+        """End a request with the error of the last replica that refused it, as no other replica is left."""
         if isinstance(error, Overloaded | Unavailable):
             self._refuse(ticket, error)
         else:
@@ -546,41 +559,44 @@ class Pool:
         if replica.ticket(ticket.request.id) is ticket:
             replica.release(ticket)
         if self._live.get(ticket.request.id) is ticket and ticket.runner is replica:
-            self._clear(ticket)
+            self._clear_suspect(ticket)
             self._fail(ticket, error)
-        self._made_room()
+        self._slot_freed()
 
-    def _made_room(self) -> None:
-        self.fleet.ring()
+    def _slot_freed(self) -> None:
+        self.fleet.notify()
         if len(self._queue):
-            self._pump()
+            self._dispatch_waiting()
 
     def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None:
-        """Requests that had shown nothing run again, those that had made something within the budget of retries, and so
-        do those that can be continued; the others end here."""
+        """A worker died. Its requests are retried or continued elsewhere where ``_run_again`` allows it; others end."""
         member = self.fleet.member_of(replica)
         if member is not None and tickets:
             self.fleet.health.failed(member, None, clock.now(), reason)
         self._placement.forget(replica.index)
         for ticket in tickets:
-            self._clear(ticket)
+            self._clear_suspect(ticket)
             if self._retries.drop_attempt(ticket, replica):
                 continue
-            ticket.kills += 1
+            ticket.worker_deaths += 1
             self._run_again(ticket, "The model's worker stopped")
-        self.fleet.ring()
-        self._reconsider()
+        self.fleet.notify()
+        self._recheck_waiting()
 
-    def hand_back(self, replica: Replica) -> None:
-        """It leaves although it has work: unlike one that died, it blames nobody."""
+    def reassign(self, replica: Replica) -> None:
+        """A replica is removed while requests are in flight in it. They run again elsewhere and become no suspects."""
         for ticket in replica.release_all():
             replica.cancel(ticket.request.id)
-            self._clear(ticket)
+            self._clear_suspect(ticket)
             if not self._retries.drop_attempt(ticket, replica):
                 self._run_again(ticket, "The model's replica was replaced")
 
     def _run_again(self, ticket: Ticket, what_happened: str) -> None:
-        """The replica is gone: elsewhere, or nowhere."""
+        """Put a request whose replica is gone back into the queue, or end it.
+
+        A request runs again from its beginning if the client has received nothing, and within the retry budget if
+        anything was computed. One that another worker can continue is continued. ``what_happened`` begins the error.
+        """
         request = ticket.request
         so_far = continuation(ticket)
         if ticket.stream.is_closed:
@@ -596,20 +612,20 @@ class Pool:
             )
         elif not request.idempotent:
             self._fail(ticket, WorkerDied(f"{what_happened}, and this request may not be run twice."))
-        elif ticket.kills >= MAX_KILLS:
+        elif ticket.worker_deaths >= MAX_WORKER_DEATHS:
             self._fail(
                 ticket,
                 WorkerDied(
-                    f"{ticket.kills} workers died while they worked on this request, so it is not tried again.",
+                    f"{ticket.worker_deaths} workers died while they worked on this request, so it is not tried again.",
                     code="poison_request",
                 ),
             )
         elif so_far is not None:
             assert isinstance(request, GenerateRequest)
             ticket.request = msgspec.structs.replace(request, resumes=so_far)
-            ticket.relay = None  # a remote server could only begin anew
+            ticket.relay = None  # a remote server cannot continue an answer
             self._emit(Retried(model=self.name, kind="continuation", granted=True))
-            self._wait_again(ticket)
+            self._requeue(ticket)
         elif ticket.stream.progress.has_output and not self._retries.may_retry(ticket, clock.now()):
             self._fail(
                 ticket,
@@ -617,28 +633,28 @@ class Pool:
             )
         else:
             if ticket.stream.is_whole:
-                ticket.stream.begin_anew()
-            self._wait_again(ticket)
+                ticket.stream.restart()
+            self._requeue(ticket)
 
     def replica_failed(self, replica: Replica) -> None:
-        self.fleet.ring()
-        self._settle()
-        self._reconsider()
+        self.fleet.notify()
+        self._note_settled()
+        self._recheck_waiting()
 
     def replica_unreachable(self, replica: Replica) -> None:
         self.replica_failed(replica)
 
     def members_changed(self) -> None:
-        self.fleet.ring()
-        self._settle()
+        self.fleet.notify()
+        self._note_settled()
         if not self._is_stopped:
-            self._reconsider()
+            self._recheck_waiting()
 
-    def _settle(self) -> None:
+    def _note_settled(self) -> None:
         if self.fleet.is_settled:
             self.settled.set()
 
-    # -- the one end ------------------------------------------------------------------------
+    # -- the end of a request ---------------------------------------------------------------
 
     def _fail(self, ticket: Ticket, error: InferdError) -> None:
         self._end(ticket, End("failed", ticket.stream.progress.usage, failure=error.to_failure()))
@@ -653,7 +669,10 @@ class Pool:
             self._refuse(ticket, error)
 
     def _end(self, ticket: Ticket, end: End, last: Output | Relayed | None = None) -> None:
-        """``last`` is the replica's final item, when the end comes from there."""
+        """End a request: pass on its last item, settle its cost and emit its event.
+
+        ``last`` is the replica's final item; None where the pool ends the request.
+        """
         now = clock.now()
         request, stream = ticket.request, ticket.stream
         del self._live[request.id]
@@ -668,16 +687,17 @@ class Pool:
             )
             stream.push(Output(request.id, deltas, prompt, end, prediction), now)
         num_tokens = end.usage.prompt_tokens + end.usage.completion_tokens
-        if num_tokens or end.outcome != "done":  # else the replica did not say
+        if num_tokens or end.outcome != "done":  # else the replica did not report the usage
             self._queue.settle(ticket, num_tokens)
         self.last_used_at = now
         self._emit(ended_event(ticket, end))
         if self.is_idle:
-            self._now_idle()
-        self._reporter.tell()
+            self._became_idle()
+        self._reporter.report()
 
     def _note_wait(self, ticket: Ticket, end: End, now: float) -> None:
-        """What became of a request says whether the queue lets requests wait for too long. Batch work says nothing."""
+        """Report the outcome to the bound of waiting: answers, and work for clients that had given up. Batch work does
+        not count."""
         begun_at = ticket.dispatched_at
         if begun_at is None:
             return
@@ -690,14 +710,17 @@ class Pool:
         ):
             self.availability.wait_bound.given_up(begun_at - ticket.queued_at, begun_at, now)
 
-    def _now_idle(self) -> None:
+    def _became_idle(self) -> None:
         self.idle.set()
-        self.fleet.ring()
+        self.fleet.notify()
         self._on_idle(self)
 
     def cancel_all(self, error: InferdError | None = None) -> None:
-        """Accept nothing more, and end everything: what waits now, what runs as soon as its replica has told what was
-        computed (``idle`` is set then). ``error``: why, if not because the server leaves."""
+        """Accept no more requests and cancel all.
+
+        Waiting requests end at once. Requests in flight end when their replica has reported the usage; ``idle`` is set
+        then. ``error`` is their error; without it the error says that the server shuts down.
+        """
         self._is_stopped = self.availability.is_stopped = True
         error = error or self.availability.unavailable()
         if self._timer is not None:
@@ -705,25 +728,25 @@ class Pool:
             self._timer = None
         for ticket in self._queue.clear():
             self._refuse_or_fail(ticket, error)
-        self._retries.wake_all()
+        self._retries.cancel_backoffs()
         for member in self.fleet.members:
             member.replica.convert_direct()
         for ticket in list(self._live.values()):
-            if ticket.runner is None:  # it rested before another try
+            if ticket.runner is None:  # it was in backoff before a retry
                 self._fail(ticket, error)
-            elif ticket.verdict is None and not ticket.stream.is_closed:
-                ticket.verdict = error
+            elif ticket.cancel_error is None and not ticket.stream.is_closed:
+                ticket.cancel_error = error
                 self._cancel(ticket)
 
-    async def part(self, error: InferdError | None = None) -> None:
-        """Call everything off, and wait for the replicas' last words, for a moment."""
+    async def cancel_and_wait(self, error: InferdError | None = None) -> None:
+        """Cancel all requests and wait until they have ended, at most ``CANCEL_WAIT_S`` seconds."""
         self.cancel_all(error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_WAIT_S):
                 await self.idle.wait()
 
     def abort(self, error: InferdError | None = None) -> None:
-        """Likewise at once, without the replicas' word: what ends here is charged as far as is known."""
+        """Cancel and end all requests at once, with the usage that is known, and stop changes to the fleet."""
         self.cancel_all(error)
         error = error or self.availability.unavailable()
         for member in self.fleet.members:
@@ -735,56 +758,62 @@ class Pool:
         self.settled.set()
         self.fleet.halt()
 
-    # -- life -------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Start the replicas; does not wait for them."""
         self.fleet.start()
-        self._settle()
+        self._note_settled()
 
     async def stop(self) -> None:
+        """End all requests at once and stop the replicas."""
         self.abort()
         await self.fleet.stop()
 
     def refuse_loads(self, error: InferdError | None) -> None:
-        """Requests that would need the model in memory hear this; None: it may be tried again."""
+        """Set the error for requests that need the model in memory; None: the next such request loads it again."""
         if not self._is_stopped:
             self.availability.load_error = error
-            self._reconsider()
+            self._recheck_waiting()
 
     async def configure(self, config: ModelConfig) -> Applied:
-        """Take another configuration, without a dropped request."""
+        """Apply another configuration of the model, without dropping a request."""
         old, self.config = self.config, config
         self.availability.config = config
         self._queue.configure(config.queue)
         self.availability.wait_bound.configure(config.queue.max_wait_s)
         self._placement.config = config
         self._retries.configure(config.retry)
-        applied = await self.fleet.fit(config)
+        applied = await self.fleet.apply(config)
         names = [name for name in IN_PLACE_FIELDS if getattr(old, name) != getattr(config, name)]
         if names:
             applied.done.append(f"{self.name}: {', '.join(names)} changed")
-        self._reconsider()
+        self._recheck_waiting()
         return applied
 
-    async def leave(self) -> None:
-        """The model is no longer wanted: what was accepted gets ``drain_s`` to finish, then nothing is left."""
+    async def remove(self) -> None:
+        """Remove the model: accepted requests get ``drain_s`` seconds to finish, then the replicas stop."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.drain_s):
                 await self.idle.wait()
         removed = Unavailable(f"The model {self.name!r} was removed from this server.", code="model_removed")
-        await self.part(removed)
+        await self.cancel_and_wait(removed)
         self.abort(removed)
-        await self.fleet.unload("removed", 0.0, is_quiet=lambda: True)
+        await self.fleet.unload("removed", 0.0, is_idle=lambda: True)
         await self.stop()
 
     @property
     def is_idle(self) -> bool:
+        """Whether no request is queued, in backoff or in flight."""
         return not self._live and not self._num_direct
 
-    # -- telling ----------------------------------------------------------------------------
+    # -- status -----------------------------------------------------------------------------
 
     def ready_replica(self) -> LocalReplica:
-        """One to ask something of the tokenizer. Raises Unavailable; InvalidRequest where there can be none."""
+        """The ready worker with the least work, for calls of its tokenizer.
+
+        Raises Unavailable; InvalidRequest where the model has no local replicas.
+        """
         if not self.config.num_local:
             raise InvalidRequest(f"The model {self.name!r} runs on another server: its tokenizer is not here.")
         ready = [m.replica for m in self.fleet.locals if m.replica.is_ready and isinstance(m.replica, LocalReplica)]
@@ -800,7 +829,7 @@ class Pool:
 
     @property
     def load_failure(self) -> Failure | None:
-        """Why the model cannot be served; None while there is hope."""
+        """Why the model cannot be served; None: it is served, or may still become ready."""
         return self.availability.load_failure
 
     @property
@@ -821,4 +850,4 @@ IN_PLACE_FIELDS = (
     "drain_s",
     "versions",
 )
-"""What a model takes over while it runs; the rest is the fleet's to bring about."""
+"""Settings that change without another worker. The fleet applies the other settings."""

@@ -1,4 +1,4 @@
-"""Reports how many requests wait and run, at most once in ``_TELL_EVERY_S`` seconds."""
+"""Reports how many requests wait and run, at most once in ``_REPORT_EVERY_S`` seconds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from inferd.events import Emit, QueueChanged
 from inferd.router.replicas.fleet import Fleet
 from inferd.router.waiting.queue import RequestQueue
 
-_TELL_EVERY_S = 0.02
+_REPORT_EVERY_S = 0.02
 
 
 class QueueReporter:
-    """Emits ``QueueChanged`` for one model. ``num_backing_off`` counts requests that wait for a retry outside the queue."""
+    """Emits ``QueueChanged`` for one model. ``num_backing_off``: how many requests wait for a retry outside the queue."""
 
-    __slots__ = ("_emit", "_fleet", "_model", "_num_backing_off", "_queue", "_told_at", "is_scheduled")
+    __slots__ = ("_emit", "_fleet", "_model", "_num_backing_off", "_queue", "_reported_at", "is_scheduled")
 
     def __init__(
         self, model: str, queue: RequestQueue, fleet: Fleet, num_backing_off: Callable[[], int], emit: Emit
@@ -26,24 +26,24 @@ class QueueReporter:
         self._fleet = fleet
         self._num_backing_off = num_backing_off
         self._emit = emit
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self.is_scheduled = False
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Schedule one event for all changes until then: in the next turn of the event loop, or later if an event was
-        emitted less than ``_TELL_EVERY_S`` seconds ago."""
+        emitted less than ``_REPORT_EVERY_S`` seconds ago."""
         if not self.is_scheduled:
             self.is_scheduled = True
             loop = asyncio.get_running_loop()
-            due_s = self._told_at + _TELL_EVERY_S - clock.now()
+            due_s = self._reported_at + _REPORT_EVERY_S - clock.now()
             if due_s <= 0:
-                loop.call_soon(self._told)
+                loop.call_soon(self._emit_event)
             else:
-                loop.call_later(due_s, self._told)
+                loop.call_later(due_s, self._emit_event)
 
-    def _told(self) -> None:
+    def _emit_event(self) -> None:
         self.is_scheduled = False
-        self._told_at = clock.now()
+        self._reported_at = clock.now()
         critical, interactive, normal, batch = self._queue.by_class
         self._emit(
             QueueChanged(

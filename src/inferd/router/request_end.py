@@ -23,8 +23,8 @@ def complete_end(end: End, ticket: Ticket, last: Output | Relayed | None, now: f
     if first_token is None and first_at is not None:
         first_token = first_at - arrived
     outcome, failure = end.outcome, end.failure
-    if ticket.verdict is not None and outcome == "cancelled":
-        outcome, failure = "failed", ticket.verdict.to_failure()
+    if ticket.cancel_error is not None and outcome == "cancelled":
+        outcome, failure = "failed", ticket.cancel_error.to_failure()
     return End(
         outcome,
         _larger(end.usage, ticket.stream.progress.usage),

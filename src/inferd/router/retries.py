@@ -17,11 +17,11 @@ from inferd.router.retry_budget import RetryBudget
 from inferd.router.ticket import Ticket
 from inferd.router.waiting.availability import Availability
 
-_REST_S = (0.025, 2.0)  # the first backoff, which doubles with each attempt, and the longest
+_BACKOFF_S = (0.025, 2.0)  # the first backoff, which doubles with each attempt, and the longest
 
 
 class Retries:
-    """The retries of one model's requests. ``rested`` is called when a request's backoff is over."""
+    """The retries of one model's requests. ``retry`` is called when a request's backoff is over."""
 
     __slots__ = (
         "_availability",
@@ -29,7 +29,7 @@ class Retries:
         "_emit",
         "_model",
         "_random",
-        "_rested",
+        "_retry",
         "abandoned",
         "backing_off",
         "budget",
@@ -42,14 +42,14 @@ class Retries:
         availability: Availability,
         random: Random,
         emit: Emit,
-        rested: Callable[[Ticket], None],
+        retry: Callable[[Ticket], None],
     ) -> None:
         self._model = model
         self._config = config
         self._availability = availability
         self._random = random
         self._emit = emit
-        self._rested = rested
+        self._retry = retry
         self.budget = RetryBudget(config.budget)
         self.backing_off: dict[str, asyncio.TimerHandle] = {}
         self.abandoned: set[str] = set()  # ids of requests that a replica still computes, without need
@@ -80,53 +80,55 @@ class Retries:
             stream.is_over
             or stream.is_closed
             or stream.progress.has_output
-            or ticket.reserve is not None
+            or ticket.hedge_replica is not None
             or ticket.attempts != attempt
             or attempt >= self._config.max_attempts
         )
 
-    def rest(self, ticket: Ticket) -> None:
+    def back_off(self, ticket: Ticket) -> None:
         """Schedule a retry after a random backoff, so that requests that failed together are not retried together."""
-        shortest, longest = _REST_S
+        shortest, longest = _BACKOFF_S
         delay = min(longest, shortest * 2.0 ** (ticket.attempts - 1)) * self._random.random()
         ticket.runner = None
         loop = asyncio.get_running_loop()
-        self.backing_off[ticket.request.id] = loop.call_later(delay, self._has_rested, ticket)
+        self.backing_off[ticket.request.id] = loop.call_later(delay, self._backoff_ended, ticket)
 
-    def _has_rested(self, ticket: Ticket) -> None:
+    def _backoff_ended(self, ticket: Ticket) -> None:
         del self.backing_off[ticket.request.id]
-        self._rested(ticket)
+        self._retry(ticket)
 
-    def wake(self, request_id: str) -> bool:
+    def cancel_backoff(self, request_id: str) -> bool:
         """End a request's backoff without a retry; whether the request was in backoff."""
-        backing_off = self.backing_off.pop(request_id, None)
-        if backing_off is not None:
-            backing_off.cancel()
-        return backing_off is not None
+        timer = self.backing_off.pop(request_id, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
 
-    def wake_all(self) -> None:
-        for backing_off in self.backing_off.values():
-            backing_off.cancel()
+    def cancel_backoffs(self) -> None:
+        for timer in self.backing_off.values():
+            timer.cancel()
         self.backing_off.clear()
 
     def settle_hedge(self, ticket: Ticket, replica: Replica) -> None:
         """Keep the attempt of ``replica``, the first of the hedge's two that answered, and cancel the other."""
-        other = ticket.reserve if replica is ticket.runner else ticket.runner
-        if replica is ticket.reserve:
-            ticket.dispatched_at = ticket.reserve_at
-        ticket.runner, ticket.reserve, ticket.replica = replica, None, replica.index
+        other = ticket.hedge_replica if replica is ticket.runner else ticket.runner
+        if replica is ticket.hedge_replica:
+            ticket.dispatched_at = ticket.hedged_at
+        ticket.runner, ticket.hedge_replica, ticket.replica = replica, None, replica.index
         if other is not None:
             self.abandoned.add(ticket.request.id)
             other.cancel(ticket.request.id)
 
     def drop_attempt(self, ticket: Ticket, replica: Replica) -> bool:
-        """Note that a replica's attempt at a request ended. Whether the request goes on without it: the attempt had been
-        abandoned, or the other attempt of a hedge still runs."""
-        if ticket.reserve is replica:
-            ticket.reserve = None
-        elif ticket.runner is replica and ticket.reserve is not None:
-            ticket.runner, ticket.reserve = ticket.reserve, None
-            ticket.replica, ticket.dispatched_at = ticket.runner.index, ticket.reserve_at
+        """Note that a replica's attempt ended. Whether the request continues without it.
+
+        It does where the attempt had been abandoned, and where the other attempt of a hedge still runs.
+        """
+        if ticket.hedge_replica is replica:
+            ticket.hedge_replica = None
+        elif ticket.runner is replica and ticket.hedge_replica is not None:
+            ticket.runner, ticket.hedge_replica = ticket.hedge_replica, None
+            ticket.replica, ticket.dispatched_at = ticket.runner.index, ticket.hedged_at
         elif ticket.runner is replica:
             return False
         self.abandoned.discard(ticket.request.id)

@@ -1,6 +1,6 @@
-"""QUEUE and ROUTE: every served model by name, and the server's door for work.
+"""The router: every served model by name. It accepts requests for models and changes which models are served.
 
-Runs in the gateway's event loop. Knows no HTTP and no torch.
+The stages QUEUE and ROUTE of a request's life. Runs in the gateway's event loop, without HTTP and torch.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ __all__ = ["ModelStatus", "ReplicaStatus", "Router", "Stream", "Unloaded"]
 
 
 class Router:
-    """Takes requests for its models and ends each exactly once.
+    """Accepts requests for its models and ends each exactly once. Must be made and used inside a running event loop.
 
-    ``command`` starts a worker process, ``patience`` says how long to wait for it and ``plan`` what a model
-    takes; tests give others. ``keep_below``: a folder to keep models' files in, as they were loaded (``pinned_files``). Must be made and used inside a running event loop.
+    ``command`` starts a worker process, ``patience`` has the time limits for it and ``plan`` computes the memory that a
+    model needs. ``pin_below`` is the folder for copies of the files that workers loaded (``pinned_files``); None: no
+    copies are made.
     """
 
     def __init__(
@@ -45,16 +46,16 @@ class Router:
         command: Sequence[str] = WORKER_COMMAND,
         patience: Patience = Patience(),
         plan: Plan = plan_model,
-        keep_below: Path | None = None,
+        pin_below: Path | None = None,
     ) -> None:
-        self._keep_below = keep_below
+        self._pin_below = pin_below
         self._emit = emit
         self._command = command
         self._patience = patience
         self._pools: dict[str, Pool] = {}
-        self._leaving: dict[Pool, asyncio.Task[None]] = {}  # removed, and not yet gone
-        self._loading = Loading(lambda: (*self._pools.values(), *self._leaving), config.server.memory_bytes, plan)
-        self._changing = asyncio.Lock()
+        self._removing: dict[Pool, asyncio.Task[None]] = {}  # removed from the configuration, still finishing
+        self._loading = Loading(lambda: (*self._pools.values(), *self._removing), config.server.memory_bytes, plan)
+        self._apply_lock = asyncio.Lock()
         self._draining = False
         self._refusing = False
         self._find_relay_slot: Callable[[Pool, float, str, bytes], RelaySlot | None] | None = None
@@ -75,35 +76,38 @@ class Router:
             demand=self._loading.demand,
             may_surge=self._loading.may_surge,
             on_idle=self._loading.became_idle,
-            keep_below=self._keep_below,
+            pin_below=self._pin_below,
         )
 
     # -- work -------------------------------------------------------------------------------
 
     def submit(self, request: Request, relay: Relay | None = None) -> Stream:
-        """Accept a request; the stream ends it exactly once. While the model loads or restarts it waits.
+        """Accept a request. It waits while the model loads or restarts. The stream has exactly one end.
 
-        ``request`` is a GenerateRequest where a local replica may run it; with a ``relay`` a remote one may.
-        Raises ModelNotFound; Overloaded when the queue is full or the deadline cannot be met; Unavailable
-        when the server is leaving, every replica fails, or the model could not be loaded.
+        ``request`` is a GenerateRequest or PredictRequest where a local replica may run it. With a ``relay`` a remote
+        server may run it. Raises ModelNotFound; Overloaded when the queue is full or the deadline cannot be met;
+        Unavailable when the server shuts down, every replica fails, or the model could not be loaded.
         """
         pool = self._pool(request.model)
         if self._refusing:
             self._emit(RequestRefused(model=request.model, reason="draining", tenant=request.tenant))
-            raise _leaving()
+            raise _shutting_down()
         return pool.submit(request, relay)
 
     def find_relay_slot(self, model: str, now: float, tenant: str, body: bytes) -> RelaySlot | None:
-        """The direct path to a remote server, for a request that could go at once (``express``)."""
+        """A slot on the direct path to a remote server (``direct_relay``); None: use ``submit``."""
         pool = self._pools.get(model)
-        if pool is None or self._refusing or self._find_relay_slot is None or _is_shared_out(pool):
+        if pool is None or self._refusing or self._find_relay_slot is None or _has_version_weights(pool):
             return None
         return self._find_relay_slot(pool, now, tenant, body)
 
     def find_prediction_slot(self, model: str, class_number: int, now: float) -> PredictionSlot | None:
-        """The direct path to a worker that predicts (``errand``); ``class_number``: the place of the request's class."""
+        """A slot on the direct path to a worker (``direct_prediction``); None: use ``submit``.
+
+        ``class_number`` is the index of the request's priority class, 0 for critical.
+        """
         pool = self._pools.get(model)
-        if pool is None or self._refusing or _is_shared_out(pool):
+        if pool is None or self._refusing or _has_version_weights(pool):
             return None
         return find_prediction_slot(pool, class_number, now)
 
@@ -111,16 +115,19 @@ class Router:
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False, tenant: str = ""
     ) -> tuple[list[int], list[str] | None]:
         """Token ids of a prompt, and each token's string if wanted. Raises also InvalidRequest."""
-        return await self._ready(model).tokenize(prompt, want_strings, tenant)
+        return await self._ready_replica(model).tokenize(prompt, want_strings, tenant)
 
     async def check(self, requests: list[GenerateRequest]) -> None:
-        """Have a worker look at requests of one list, before the first is submitted. Raises what the first bad one is refused
-        for. Where no worker is there to look, each request is judged when it is prepared."""
+        """Have a worker check the requests of one list before any of them is submitted.
+
+        Raises the error of the first request that cannot be prepared. While no worker is ready nothing is checked:
+        each request is then checked when a worker prepares it.
+        """
         with contextlib.suppress(Unavailable):
-            await self._ready(requests[0].model).check(requests)
+            await self._ready_replica(requests[0].model).check(requests)
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str:
-        return await self._ready(model).detokenize(token_ids)
+        return await self._ready_replica(model).detokenize(token_ids)
 
     def _pool(self, model: str) -> Pool:
         pool = self._pools.get(model)
@@ -142,10 +149,10 @@ class Router:
             )
         return pool
 
-    def _ready(self, model: str) -> LocalReplica:
+    def _ready_replica(self, model: str) -> LocalReplica:
         pool = self._pool(model)
         if self._refusing:
-            raise _leaving()
+            raise _shutting_down()
         return pool.ready_replica()
 
     # -- state ------------------------------------------------------------------------------
@@ -154,12 +161,12 @@ class Router:
         return [pool.status for pool in self._pools.values()]
 
     def model(self, name: str) -> ModelStatus | None:
-        """One of ``models``, without a look at the others; None: there is none of this name."""
+        """The status of one model; None: there is no model of this name."""
         pool = self._pools.get(name)
         return pool.status if pool is not None else None
 
     def load_failures(self) -> dict[str, Failure]:
-        """The models that cannot be served and why, in full; for the operator's eyes."""
+        """The models that cannot be served, with the full reason, which is for the operator only."""
         return {name: pool.load_failure for name, pool in self._pools.items() if pool.load_failure is not None}
 
     def replicas(self, model: str) -> Sequence[Replica]:
@@ -167,44 +174,57 @@ class Router:
 
     @property
     def draining(self) -> bool:
-        """The server is leaving: send no more traffic."""
+        """Whether the server shuts down, so that balancers should send no more traffic."""
         return self._draining
 
     # -- changes while it runs --------------------------------------------------------------
 
     async def load(self, model: str) -> ModelStatus:
-        """Bring a model into memory and wait until each of its replicas is ready or cannot be; those whose files have
-        been replaced meanwhile are replaced like in a reload. Raises ModelNotFound; Overloaded, with the plan, when it does not fit; ModelLoadError where none can be; Unavailable."""
+        """Load a model into memory and wait until each of its replicas is ready or has failed.
+
+        Workers whose model files have been replaced since they loaded them are replaced as in a reload. Raises
+        ModelNotFound; Overloaded, with the memory plan, when the model does not fit; ModelLoadError when no replica can
+        load it; Unavailable.
+        """
         pool = self._pool(model)
         await self._loading.load(pool)
-        await pool.fleet.settle()
-        await pool.fleet.renew()
+        await pool.fleet.wait_settled()
+        await pool.fleet.replace_outdated()
         return pool.status
 
     async def unload(self, model: str) -> Unloaded:
-        """Take a model out of memory once what it has is finished. A model with ``load: on_demand`` comes back
-        with the next request, any other when it is loaded again. Raises ModelNotFound; InvalidRequest for a model
-        that has nothing here; Unavailable when it has work for longer than its drain_s."""
+        """Unload a model from memory after its requests have ended.
+
+        A model with ``load: on_demand`` is loaded again by the next request, any other model by ``load``. Raises
+        ModelNotFound; InvalidRequest for a model without local replicas; Unavailable when requests are still in flight
+        after its drain_s.
+        """
         pool = self._local_pool(model)
         return Unloaded(name=model, freed_bytes=await self._loading.unload(pool, "asked"))
 
     async def restart(self, model: str) -> None:
-        """Another worker in the place of each, one after the other, without a refused request. Raises
-        ModelNotFound; InvalidRequest for a model that has nothing here; ModelLoadError, with the old ones serving on."""
+        """Replace the workers of a model one after the other, without refusing requests.
+
+        Raises ModelNotFound; InvalidRequest for a model without local replicas; ModelLoadError when a new worker does
+        not load, in which case the old ones continue.
+        """
         await self._local_pool(model).fleet.replace_all()
 
     async def apply(self, config: Config) -> Applied:
-        """Be what another configuration says, without a dropped request. Returns when it is done. One at a time; the same one twice changes nothing more,
-        and tries again what failed. Raises Unavailable when the server is leaving."""
-        async with self._changing:
+        """Apply another configuration without dropping a request. Returns when all changes are made.
+
+        Calls are executed one at a time. Applying the same configuration again retries the changes that failed. Raises
+        Unavailable when the server shuts down.
+        """
+        async with self._apply_lock:
             if self._draining:
-                raise _leaving()
+                raise _shutting_down()
             self._loading.configure(config.server.memory_bytes)
             done: list[str] = []
             failed: list[str] = []
             for name in [name for name in self._pools if name not in config.models]:
                 pool = self._pools.pop(name)
-                self._leaving[pool] = asyncio.get_running_loop().create_task(self._see_off(pool))
+                self._removing[pool] = asyncio.get_running_loop().create_task(self._remove(pool))
                 done.append(f"{name}: removed; what it has accepted is finished first")
             added = [name for name in config.models if name not in self._pools]
             for name in added:
@@ -225,63 +245,63 @@ class Router:
                     failed.append(f"{name}: added, but {failure.message}")
             return Applied(done=done, failed=failed)
 
-    async def _see_off(self, pool: Pool) -> None:
+    async def _remove(self, pool: Pool) -> None:
         try:
-            await pool.leave()
+            await pool.remove()
         finally:
-            del self._leaving[pool]
+            del self._removing[pool]
 
-    # -- life -------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start what is to be there from the beginning; it loads in the background."""
+        """Start the models that the configuration loads at startup; they load in the background."""
         for pool in self._pools.values():
             pool.start()
 
     async def settled(self) -> None:
-        """Wait until every replica has been ready once or has failed for good."""
+        """Wait until every replica has been ready once, has failed, or was found not to answer."""
         for pool in list(self._pools.values()):
             await pool.settled.wait()
 
     def begin_drain(self) -> None:
-        """Say that the server is leaving; requests are still accepted, as balancers learn of it late."""
+        """Report that the server shuts down. Requests are still accepted, because balancers notice it late."""
         self._draining = True
 
     async def drain(self, grace_s: float) -> bool:
-        """Refuse new work and wait for what there is; whether all of it ended in time."""
+        """Refuse new requests and wait for the accepted ones; whether all ended within ``grace_s`` seconds."""
         self._draining = self._refusing = True
         try:
             async with asyncio.timeout(grace_s):
-                for pool in (*self._pools.values(), *self._leaving):
+                for pool in (*self._pools.values(), *self._removing):
                     await pool.idle.wait()
         except TimeoutError:
             return False
         return True
 
-    async def part(self) -> None:
-        """Call off every request that is still alive, with an error that says so, and hear what was computed for it."""
+    async def cancel_and_wait(self) -> None:
+        """Cancel every request with an error, and wait for their usage, at most ``pool.CANCEL_WAIT_S`` seconds."""
         self._draining = self._refusing = True
-        await asyncio.gather(*(pool.part() for pool in (*self._pools.values(), *self._leaving)))
+        await asyncio.gather(*(pool.cancel_and_wait() for pool in (*self._pools.values(), *self._removing)))
 
     def abort(self) -> None:
-        """Likewise, and end at once what is left."""
+        """Cancel and end every request at once."""
         self._draining = self._refusing = True
-        for pool in (*self._pools.values(), *self._leaving):
+        for pool in (*self._pools.values(), *self._removing):
             pool.abort()
 
     async def stop(self) -> None:
-        """Abort what is left and stop every worker. Idempotent."""
+        """Abort the remaining requests and stop every worker. Idempotent."""
         self.abort()
         await self._loading.stop()
-        leaving = list(self._leaving.values())
-        await asyncio.gather(*(pool.stop() for pool in (*self._pools.values(), *self._leaving)))
+        leaving = list(self._removing.values())
+        await asyncio.gather(*(pool.stop() for pool in (*self._pools.values(), *self._removing)))
         await asyncio.gather(*leaving, return_exceptions=True)
 
 
-def _is_shared_out(pool: Pool) -> bool:
-    """Whether a request for this name may be another version's."""
+def _has_version_weights(pool: Pool) -> bool:
+    """Whether requests for this model are distributed among versions by weight."""
     return bool(pool.config.versions.weights)
 
 
-def _leaving() -> Unavailable:
+def _shutting_down() -> Unavailable:
     return Unavailable("The server is shutting down and takes no new work; try another one.", code="shutting_down")

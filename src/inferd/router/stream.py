@@ -32,7 +32,7 @@ class Stream:
         "_answers",
         "_held",
         "_is_output_first",
-        "_knows_prompt",
+        "_is_prompt_sent",
         "_on_close",
         "_on_over",
         "_on_pause",
@@ -64,7 +64,7 @@ class Stream:
         self.is_whole = is_whole
         self.end: End | None = None
         self._held: Output | _Merged | None = None  # with is_whole: the answer so far
-        self._knows_prompt = False
+        self._is_prompt_sent = False
         self._on_close = on_close
         self._on_pause = on_pause
         self._on_over: Callable[[], None] | None = None
@@ -108,8 +108,8 @@ class Stream:
     def _hold(self, output: Output) -> Output | None:
         """The part of an output that an ``is_whole`` stream passes on: the first prompt report at once, the rest with
         the end; None: nothing."""
-        prompt = None if self._knows_prompt else output.prompt
-        self._knows_prompt = self._knows_prompt or prompt is not None
+        prompt = None if self._is_prompt_sent else output.prompt
+        self._is_prompt_sent = self._is_prompt_sent or prompt is not None
         answer = Output(output.request_id, output.deltas, None, output.end)
         self._held = held = answer if self._held is None else _joined_outputs(self._held, answer)
         if output.end is None:
@@ -118,7 +118,7 @@ class Stream:
         whole = held.output() if isinstance(held, _Merged) else held
         return Output(whole.request_id, whole.deltas, prompt, whole.end)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Discard the answer so far, of which the reader has got nothing: it is computed again from its beginning."""
         assert self.is_whole, "the reader has already got a part of the answer"
         self._held = None
@@ -148,12 +148,12 @@ class Stream:
 
     def _ended(self, end: End) -> None:
         self.end = end
-        self.let_go()
+        self.drop_callbacks()
         tell, self._on_over = self._on_over, None
         if tell is not None:
             tell()
 
-    def let_go(self) -> None:
+    def drop_callbacks(self) -> None:
         """Drop the callbacks, which refer back to this stream: a reference cycle would delay freeing."""
         self._on_close, self._on_pause = _nothing, None
 

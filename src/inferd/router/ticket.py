@@ -30,26 +30,26 @@ class Ticket:
 
     __slots__ = (
         "attempts",
-        "avoid",
+        "cancel_error",
         "dispatched_at",
         "expires_at",
+        "failed_replicas",
         "first_dispatched_at",
+        "hedge_replica",
+        "hedged_at",
         "is_charged",
         "is_waiting",
-        "kills",
+        "last_refusal",
         "number",
         "queued_at",
-        "refusal",
         "relay",
         "replica",
         "request",
-        "reserve",
-        "reserve_at",
         "runner",
         "seed",
         "stream",
         "token_ids",
-        "verdict",
+        "worker_deaths",
     )
 
     def __init__(
@@ -66,16 +66,16 @@ class Ticket:
         self.first_dispatched_at: float | None = None
         self.dispatched_at: float | None = None  # the last time
         self.runner: Runner | None = None  # the replica that it is in flight in
-        self.reserve: Runner | None = None  # the replica of the hedge, until one of the two has begun to answer
+        self.hedge_replica: Runner | None = None  # the replica of the hedge, until one of the two has begun to answer
         self.replica: int | None = None  # the runner's index, or that of the last runner
-        self.reserve_at: float | None = None  # when the hedge was sent
-        self.avoid: tuple[Runner, ...] = ()  # replicas that failed this request, which get it no more
-        self.refusal: InferdError | None = None  # the error of the last of them
+        self.hedged_at: float | None = None  # when the hedge was sent
+        self.failed_replicas: tuple[Runner, ...] = ()  # replicas that failed this request, which get it no more
+        self.last_refusal: InferdError | None = None  # the error of the last of them
         self.attempts = 0  # dispatches, hedges included
-        self.kills = 0  # workers that died while the request was in flight in them
+        self.worker_deaths = 0  # workers that died while the request was in flight in them
         self.token_ids: list[int] | None = None  # of the answer so far, where another worker may continue it
         self.seed: int | None = None
-        self.verdict: InferdError | None = None  # why the server cancelled it; the replica's end has the usage
+        self.cancel_error: InferdError | None = None  # why the server cancelled it; the replica's end has the usage
 
     @property
     def deadline_at(self) -> float:
@@ -98,7 +98,7 @@ class Ticket:
     @property
     def is_suspect(self) -> bool:
         """Whether a worker died with this request in flight, so that the request may be the cause."""
-        return self.kills > 0
+        return self.worker_deaths > 0
 
     @property
     def is_local(self) -> bool:

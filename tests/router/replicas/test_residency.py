@@ -29,15 +29,15 @@ def test_the_verdict_keeps_the_books(residents: list[Resident], need: int, budge
     movable = {r.name for r in residents if not r.is_pinned}
     idle = {r.name for r in residents if r.name in movable and r.is_idle}
     left = need + sum(used.values()) - sum(used[name] for name in room.evict)
-    if room.verdict == "fits":
+    if room.action == "fits":
         assert need + sum(used.values()) <= budget
-    elif room.verdict == "evict":
+    elif room.action == "evict":
         assert room.evict
         assert left <= budget
         assert set(room.evict) <= idle
         for name in room.evict:  # nobody in vain
             assert left + used[name] > budget
-    elif room.verdict == "wait":
+    elif room.action == "wait":
         assert need + sum(used.values()) - sum(used[name] for name in idle) > budget
         assert need + sum(used.values()) - sum(used[name] for name in movable) <= budget
     else:

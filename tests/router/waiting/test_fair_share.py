@@ -16,8 +16,8 @@ LARGEST = 50
 
 
 def take(share: FairShare) -> Ticket | None:
-    place = share.take(None, True)
-    return place.ticket if place is not None else None
+    entry = share.pop(None, True)
+    return entry.ticket if entry is not None else None
 
 
 @settings(deadline=None)
@@ -32,19 +32,19 @@ def test_two_tenants_that_both_wait_are_served_by_weight_up_to_one_request_each(
     """Over every interval in which both have requests waiting: the bound of the module's docstring."""
     share = FairShare()
     waiting: dict[str, deque[Ticket]] = {tenant: deque() for tenant in WEIGHTS}
-    places = {}
+    entries = {}
     # For each pair: how far the difference of the two went in the present interval, at the least and the most.
     pairs = {("a", "b"): (0.0, 0.0, 0.0), ("a", "c"): (0.0, 0.0, 0.0), ("b", "c"): (0.0, 0.0, 0.0)}
     for number, (what, tokens) in enumerate(steps):
         if what in WEIGHTS:
             new = ticket(number, tenant=what, tokens=tokens, weight=WEIGHTS[what])
-            places[new] = share.push(new)
+            entries[new] = share.push(new)
             waiting[what].append(new)
             continue
         if what == "leave":
             line = waiting["abc"[tokens % 3]]
             if line:
-                share.drop(places[line.pop()])
+                share.remove(entries[line.pop()])
         elif (popped := take(share)) is not None:
             tenant = popped.request.tenant
             assert waiting[tenant].popleft() is popped
@@ -171,9 +171,9 @@ def test_waiting_for_a_certain_replica_earns_no_credit() -> None:
     backlog(share, "eu", 100)
     backlog(share, "us", 100, first=100)
     for _ in range(50):
-        place = share.take(lambda waiting: waiting.request.tenant == "us", True)
-        assert place is not None
-        assert place.ticket.request.tenant == "us"
+        entry = share.pop(lambda waiting: waiting.request.tenant == "us", True)
+        assert entry is not None
+        assert entry.ticket.request.tenant == "us"
     assert serve(share, 40)["eu"] in (19, 20, 21)
 
 
@@ -192,7 +192,7 @@ def test_turns_that_became_invalid_are_cleared_away_and_the_valid_ones_are_kept(
     first = ticket(0, tenant="first", tokens=10)
     share.push(first)
     for number in range(1, 1000):  # each leaves a turn behind the first tenant's
-        share.drop(share.push(ticket(number, tenant="gone", tokens=10)))
+        share.remove(share.push(ticket(number, tenant="gone", tokens=10)))
         assert len(share._heap) < 100
     last = ticket(1000, tenant="last", tokens=10)
     share.push(last)
@@ -217,9 +217,9 @@ def test_no_more_are_served_before_a_newcomer_than_are_counted_ahead_of_it(
     """Of requests that cost alike, with nothing owed: where all that wait came in one busy time."""
     share = FairShare()
     for number, (tenant, leaves) in enumerate(steps):
-        place = share.push(ticket(number, tenant=tenant, tokens=10, weight=WEIGHTS[tenant]))
+        entry = share.push(ticket(number, tenant=tenant, tokens=10, weight=WEIGHTS[tenant]))
         if leaves:
-            share.drop(place)
+            share.remove(entry)
     new = ticket(len(steps), tenant=newcomer, tokens=10, weight=WEIGHTS[newcomer])
     ahead = share.num_ahead(new.request)
     assert ahead <= share.num_live

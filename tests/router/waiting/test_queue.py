@@ -120,7 +120,7 @@ class QueueMachine(RuleBasedStateMachine):
     def come_back(self, data: st.DataObject, died: bool, patience: float) -> None:
         back = data.draw(st.sampled_from(self.out))
         self.out.remove(back)
-        back.kills += died
+        back.worker_deaths += died
         back.expires_at = self.now + patience
         self.queue.push(back)
         self.waiting.append(back)
@@ -315,7 +315,7 @@ def test_clients_that_come_and_leave_do_not_make_a_standing_queue_grow() -> None
     assert len(queue._expiries) < 200
     assert len(line._heap) < 1000
     assert len(line._flows) < 500
-    assert sum(len(flow.places) for flow in line._flows.values()) < 200
+    assert sum(len(flow.entries) for flow in line._flows.values()) < 200
 
 
 def test_other_bounds_count_from_the_moment_they_are_set() -> None:

@@ -1,12 +1,13 @@
-"""Which replica has seen the beginning of a prompt: an index of byte prefixes. Pure.
+"""An index of prompts' byte prefixes: which replicas have received the beginning of a prompt. Pure.
 
-A prompt is cut into chunks of ``CHUNK_BYTES``; each prefix of whole chunks has a key, a chain of hashes that begins
-with the tenant (the scheme of vLLM's prefix cache, over bytes in place of token blocks; the gateway has no
-tokenizer). The chain's start keeps tenants apart, as in the engine's cache: a replica is never preferred for what
-another tenant said. The hash is the interpreter's SipHash with its secret of this process: 64 bits are enough for a
-guess, and it takes a fifth of BLAKE2b's time. What is kept are keys, never text; the least recently used go first.
+A prompt is cut into chunks of ``CHUNK_BYTES``. Each prefix of whole chunks has a key, a chain of hashes that begins
+with the tenant. This is the scheme of vLLM's prefix cache over bytes in place of token blocks, as the gateway has no
+tokenizer. The tenant at the start of the chain keeps tenants apart, as in the engine's cache: a replica is never
+preferred for another tenant's prompt. The hash is the interpreter's SipHash with its secret of this process. Its 64
+bits are enough for a guess, and it takes a fifth of BLAKE2b's time. Only keys are stored, never text. The least
+recently used keys are evicted first.
 
-It is a guess about caches elsewhere: a wrong one costs a missed hit and nothing else.
+The index is a guess about the caches of replicas. A wrong guess costs a missed cache hit and nothing else.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from inferd.types import JSON, Chat, GenerateRequest, Relay, Request, TextPrompt
 
 CHUNK_BYTES: Final = 256
 MAX_BYTES: Final = 16 * 1024
-"""Of a prompt: what is beyond makes no difference to where it goes."""
+"""The bytes of a prompt that are indexed; the rest does not influence the choice of a replica."""
 
-_MAX_HOLDERS: Final = 8  # of one prefix; a prefix that everybody has decides nothing
-_FIELD_WITHIN: Final = 64 * 1024  # of a relayed body
+_MAX_HOLDERS: Final = 8  # replicas remembered for one prefix; a prefix that all replicas hold decides nothing
+_FIELD_WITHIN: Final = 64 * 1024  # bytes of a relayed body that are searched for the prompt's field
 
 
 class PrefixIndex:
-    """At most ``max_entries`` prefixes, about 250 bytes each."""
+    """An index of at most ``max_entries`` prefixes, about 250 bytes each."""
 
     __slots__ = ("_generation", "_holders", "_max_entries", "_next", "_replica")
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
         self._holders: OrderedDict[int, tuple[int, ...]] = OrderedDict()  # prefix -> holders, the latest first
-        # A holder is a replica in one of its lives, so forgetting one need not search the prefixes.
+        # A replica gets another holder number after ``forget``, so that forgetting need not search the prefixes.
         self._generation: dict[int, int] = {}  # replica -> holder
         self._replica: dict[int, int] = {}  # holder -> replica
         self._next = 0
@@ -44,8 +45,10 @@ class PrefixIndex:
         return len(self._holders)
 
     def best(self, keys: Sequence[int]) -> dict[int, int]:
-        """How many of a text's first bytes each replica has seen, by index; the others have seen none. ``keys``: of the
-        text, by ``prefixes``."""
+        """The number of a text's first bytes that each replica has received, by the replica's index.
+
+        Replicas that are not in the result have received none. ``keys`` are those of the text, by ``prefixes``.
+        """
         seen: dict[int, int] = {}
         num_found = 0
         for key in keys:
@@ -62,7 +65,7 @@ class PrefixIndex:
         return seen
 
     def note(self, keys: Sequence[int], replica: int) -> None:
-        """The replica is given a text with these prefixes."""
+        """Note that the replica receives a text with these prefixes."""
         holder = self._generation.get(replica)
         if holder is None:
             holder = self._generation[replica] = self._next
@@ -78,21 +81,21 @@ class PrefixIndex:
             self._holders.popitem(last=False)
 
     def forget(self, replica: int) -> None:
-        """Its cache is gone. At once, however many prefixes it had."""
+        """Note that the replica's cache is empty. Takes constant time."""
         holder = self._generation.pop(replica, None)
         if holder is not None:
             del self._replica[holder]
 
 
 def text_of(request: Request, relay: Relay | None = None) -> bytes:
-    """The bytes of a prompt that make its prefix, at most ``MAX_BYTES``; empty: it has none to speak of.
+    """The first bytes of a request's prompt, at most ``MAX_BYTES``; empty: the request has no prompt to index.
 
-    Equal beginnings of prompts are equal beginnings here: a chat's tools, then its messages in order.
+    Prompts with equal beginnings have results with equal beginnings: a chat's tools, then its messages in order.
     """
     if not isinstance(request, GenerateRequest):
         return relayed_text(relay.body) if relay is not None else b""
     if request.truncate_prompt_tokens is not None:
-        return b""  # what is kept is the prompt's end
+        return b""  # truncation keeps the end of the prompt, which need not begin like others
     prompt = request.prompt
     salt = request.cache_salt.encode("utf-8", "surrogatepass") + b"\0" if request.cache_salt else b""
     if isinstance(prompt, Chat):
@@ -105,8 +108,10 @@ def text_of(request: Request, relay: Relay | None = None) -> bytes:
 
 
 def relayed_text(body: bytes) -> bytes:
-    """Likewise of the body of a request that another server answers: from the field that holds the prompt. Fields before
-    it differ more often than their order."""
+    """The bytes of a relayed request's body from the field with the prompt on, at most ``MAX_BYTES``.
+
+    Fields before the prompt differ between requests with equal prompts, so they are left out.
+    """
     for field in (b'"messages"', b'"prompt"', b'"input"'):
         start = body.find(field, 0, _FIELD_WITHIN)
         if start >= 0:
@@ -129,7 +134,7 @@ def _chat(prompt: Chat) -> bytes:
 
 
 def _message(message: JSON) -> bytes:
-    """Role and text as they are, so that a long text is not encoded to its end."""
+    """The bytes of one message: its role and other fields as JSON, then its text, cut before it is encoded."""
     content = message.get("content")
     if not isinstance(content, str):
         return msgspec.json.encode(message)
@@ -142,7 +147,7 @@ def _cut(text: str) -> bytes:
 
 
 def prefixes(tenant: str, text: bytes) -> list[int]:
-    """The keys of a text's prefixes, the shortest first."""
+    """The keys of a text's prefixes of whole chunks, the shortest first."""
     keys: list[int] = []
     key = hash(tenant)
     for end in range(CHUNK_BYTES, min(len(text), MAX_BYTES) + 1, CHUNK_BYTES):

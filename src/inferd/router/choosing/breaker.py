@@ -1,18 +1,18 @@
-"""A replica that fails is left alone, and tried again with single requests. Pure: time is an argument.
+"""The circuit breaker of a replica. Pure: time is an argument.
 
-The circuit breaker of Nygard's "Release It!", made calm: two changes of ``state`` are never closer together
-than ``cooldown_s``, whatever the replica does, so one that flaps cannot make the router flap.
+The circuit breaker of Nygard's "Release It!", with a limit: two changes of ``state`` are at least ``cooldown_s`` seconds
+apart, so that a flapping replica cannot make the router flap.
 
-- closed: everything passes. ``failures`` failures within ``window_s`` open it.
-- open: nothing passes for ``cooldown_s``, then up to ``probes`` requests at a time. One that fails shuts it
-  for another ``cooldown_s``; one that succeeds makes it half-open.
-- half-open: up to ``probes`` requests at a time. A failed one shuts it for ``cooldown_s`` (and opens it, where
-  that is not too soon to change again); ``successes`` in a row close it, again not too soon. Where one
-  success is enough, it closes from open at once.
+- closed: all requests pass. ``failures`` failures within ``window_s`` open the breaker.
+- open: no request passes for ``cooldown_s``, then up to ``probes`` requests at a time (probes). A failed probe blocks
+  requests for another ``cooldown_s``. A successful probe makes the breaker half-open.
+- half-open: up to ``probes`` requests at a time. A failed one blocks requests for ``cooldown_s``, and opens the breaker
+  if the last change is long enough ago. ``successes`` in a row close it, under the same condition. Where one success is
+  enough, the breaker closes directly from open.
 
-A probe that is not heard of for ``cooldown_s`` no longer keeps others out. A request that is given up is such a probe:
-it is neither a success nor a failure, and a silent replica gets one more request per ``cooldown_s`` alone. Which failures
-count is the caller's to say: one that is the request's own fault is none.
+A probe without a result for ``cooldown_s`` no longer counts against ``probes``. A request that its client gives up is
+such a probe, neither a success nor a failure, so a silent replica gets one request per ``cooldown_s``. The caller
+decides which failures count: one that the request itself caused does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BreakerState = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
-    """The state of one replica's. Times never go back."""
+    """The breaker of one replica. ``now`` must not decrease from call to call."""
 
     __slots__ = ("_changed_at", "_config", "_failures", "_opened_at", "_probes", "_shut_until", "_streak", "state")
 
@@ -50,27 +50,29 @@ class Breaker:
 
     @property
     def reopens_at(self) -> float | None:
-        """When a request is let through again, if it is shut now; None: it is not. For timers."""
+        """When requests pass again; None: the breaker is closed. The time may have passed."""
         return None if self.state == "closed" else self._shut_until
 
     @property
     def next_probe_at(self) -> float | None:
-        """Likewise, where probes are under way: when one of them no longer keeps others out, heard of or not."""
+        """When another probe passes, even if those in flight have no result; None: the breaker is closed."""
         if self.state == "closed" or len(self._probes) < self._config.probes:
             return self.reopens_at
         oldest = self._probes[-self._config.probes]
         return max(self._shut_until, oldest + self._config.cooldown_s)
 
     def begin(self, now: float) -> None:
-        """A request is given to the replica."""
+        """Note that a request is dispatched to the replica."""
         if self.state != "closed":
             while self._probes and now - self._probes[0] >= self._config.cooldown_s:
                 self._probes.popleft()
             self._probes.append(now)
 
     def success(self, now: float, begun_at: float | None = None) -> None:
-        """The replica answered a request, which was given to it at ``begun_at``. Where that is told, an
-        answer to a request from before the breaker opened says nothing of the replica's present."""
+        """Note that the replica answered a request that was dispatched at ``begun_at``; None: not known.
+
+        The answer to a request that was dispatched before the breaker opened does not count.
+        """
         if self.state == "closed" or not self._ends_probe(begun_at):
             return
         self._streak += 1
@@ -80,7 +82,7 @@ class Breaker:
             self._change("closed", now)
 
     def failure(self, now: float, begun_at: float | None = None) -> None:
-        """The replica failed a request."""
+        """Note that the replica failed a request that was dispatched at ``begun_at``; None: not known."""
         if not self._config.enabled:
             return
         if self.state == "closed":
@@ -95,7 +97,7 @@ class Breaker:
                 self._change("open", now)
 
     def _ends_probe(self, begun_at: float | None) -> bool:
-        """Strike one probe from the list; whether the request was one."""
+        """Remove the probe of a request from the list; whether the request was a probe."""
         if begun_at is None:
             if not self._probes:
                 return False
@@ -106,7 +108,7 @@ class Breaker:
         return begun_at > self._opened_at
 
     def _change(self, state: BreakerState, now: float) -> None:
-        """Take another state, unless the last change was less than a cooldown ago."""
+        """Change the state, unless the last change was less than ``cooldown_s`` ago."""
         if now - self._changed_at < self._config.cooldown_s:
             return
         if self.state == "closed":

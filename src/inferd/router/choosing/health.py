@@ -1,6 +1,7 @@
-"""How a model's replicas fare: each one's breaker, and who is set aside because its answers begin later than its peers'.
+"""The health of a model's replicas: their circuit breakers, and the ejection of replicas that are slower than the others.
 
-Knows what became of requests; the arithmetic is ``breaker``'s and ``outlier``'s, and who may get requests the fleet's.
+Reports the outcomes of requests to ``breaker`` and ``outlier``, which hold the arithmetic. The fleet decides which
+replicas get requests.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from inferd.router.replicas.replica import Kind
 
 
 class Health:
-    """``members`` are the fleet's of every moment; ``ring``: one of them may get requests again."""
+    """The health of one model's replicas.
+
+    ``members`` is the fleet's own mapping, which changes. ``notify`` is called when a breaker has changed.
+    """
 
     def __init__(
         self,
@@ -25,24 +29,24 @@ class Health:
         members: Mapping[int, Member],
         routing: RoutingConfig,
         emit: Emit,
-        ring: Callable[[], None],
+        notify: Callable[[], None],
     ) -> None:
         self._model = model
         self._members = members
         self._emit = emit
-        self._ring = ring
-        self._next_look: asyncio.TimerHandle | None = None  # when one that was set aside comes back
+        self._notify = notify
+        self._return_timer: asyncio.TimerHandle | None = None  # for the end of the next ejection
         self._is_stopped = False
         self.ready_since: dict[int, float] = {}
         self.configure(routing)
 
     def configure(self, routing: RoutingConfig) -> None:
-        """Measure anew, by these rules."""
-        kinds: tuple[Kind, ...] = ("local", "remote")  # a worker here is not measured by a cloud's machines
+        """Set other rules and forget the latencies."""
+        kinds: tuple[Kind, ...] = ("local", "remote")  # workers are not compared with remote servers
         self._outliers = {kind: Outliers(routing) for kind in kinds}
 
     def answered(self, member: Member, seconds: float, begun_at: float, now: float) -> None:
-        """It began to answer a request, so many seconds after it got it."""
+        """Note that a replica began to answer, ``seconds`` after the dispatch at ``begun_at``."""
         if len(self._members) > 1:
             self._outliers[member.kind].note(member.index, seconds, now)
         if member.breaker is not None and member.breaker_state != "closed":
@@ -50,8 +54,10 @@ class Health:
             self._note_breaker(member)
 
     def waited(self, member: Member, seconds: float, now: float) -> None:
-        """A request that it got so many seconds ago was given up, by its client or by its deadline, before it began to
-        answer: no success, and no failure of which the breaker is to know."""
+        """Note that a request dispatched ``seconds`` ago was given up before its answer began.
+
+        Its client or its deadline gave it up, so the breaker counts neither a success nor a failure.
+        """
         if len(self._members) > 1:
             self._outliers[member.kind].note_at_least(member.index, seconds, now)
 
@@ -60,8 +66,8 @@ class Health:
             member.breaker.failure(now, begun_at)
             self._note_breaker(member, reason)
 
-    def begin(self, member: Member, now: float) -> None:
-        """It is given a request."""
+    def request_began(self, member: Member, now: float) -> None:
+        """Note that a request is dispatched to a replica."""
         if member.breaker is not None and member.breaker_state != "closed":
             member.breaker.begin(now)
 
@@ -70,15 +76,15 @@ class Health:
         if breaker is None or breaker.state == member.breaker_state:
             return
         member.breaker_state = breaker.state
-        if breaker.state == "closed":  # it came back, and gets its share little by little
+        if breaker.state == "closed":  # its share of requests grows slowly again (slow start)
             self.ready_since[member.index] = clock.now()
         self._emit(BreakerChanged(model=self._model, replica=member.index, state=breaker.state, reason=reason))
         if breaker.state == "open" and isinstance(member.made_from, RemoteConfig) and member.made_from.probe:
             member.replica.probe()
-        self._ring()
+        self._notify()
 
-    def look(self, now: float) -> None:
-        """Set the slow ones aside, and let those back whose time is over."""
+    def update_ejections(self, now: float) -> None:
+        """Eject slow replicas, and readmit those whose ejection is over."""
         for kind, outliers in self._outliers.items():
             slow = outliers.ejected(now)
             for member in self._members.values():
@@ -92,21 +98,21 @@ class Health:
                             reason="its answers begin later than its peers'" if member.is_ejected else "",
                         )
                     )
-            if slow and self._next_look is None:  # without traffic nobody else would see that it is back
+            if slow and self._return_timer is None:  # without traffic no request would cause the next call
                 left_s = max(0.0, outliers.next_return(now) - now)
-                self._next_look = asyncio.get_running_loop().call_later(left_s, self._look_again)
+                self._return_timer = asyncio.get_running_loop().call_later(left_s, self._on_return)
 
-    def _look_again(self) -> None:
-        self._next_look = None
+    def _on_return(self) -> None:
+        self._return_timer = None
         if not self._is_stopped:
-            self.look(clock.now())
+            self.update_ejections(clock.now())
 
     def forget(self, member: Member) -> None:
-        """It has left: its index is given again."""
+        """Forget a replica that is gone, as its index will be used again."""
         self.ready_since.pop(member.index, None)
         self._outliers[member.kind].forget(member.index)
 
     def halt(self) -> None:
         self._is_stopped = True
-        if self._next_look is not None:
-            self._next_look.cancel()
+        if self._return_timer is not None:
+            self._return_timer.cancel()

@@ -41,11 +41,11 @@ class Placement:
             for m in available
             if m.replica.runs(ticket) and m.replica.has_room(ticket) and (not region or m.region == region)
         ]
-        if ticket.avoid:
-            able = [member for member in able if member.replica not in ticket.avoid]
-        seat = self.sequence_replicas.of(ticket.request)
-        if seat is not None and any(member.replica is seat for member in self._fleet.members):
-            able = [member for member in able if member.replica is seat]
+        if ticket.failed_replicas:
+            able = [member for member in able if member.replica not in ticket.failed_replicas]
+        holder = self.sequence_replicas.replica_of(ticket.request)
+        if holder is not None and any(member.replica is holder for member in self._fleet.members):
+            able = [member for member in able if member.replica is holder]
         if request_id in self._abandoned:  # the one that still works on an earlier try cannot tell them apart
             able = [member for member in able if member.replica.ticket(request_id) is None]
         if len(able) > 1:
@@ -55,15 +55,15 @@ class Placement:
     def choose(self, ticket: Ticket, able: Sequence[Member], now: float) -> Member:
         """``able`` is not empty."""
         request = ticket.request
-        text = text_of(request, ticket.relay) if self.minds_prefixes else b""
+        text = text_of(request, ticket.relay) if self.uses_prefixes else b""
         return self._preferred(able, now, request.tenant, text, request.session)
 
     def choose_relayed(self, tenant: str, body: bytes, able: Sequence[Member], now: float) -> Member:
         """Likewise for a request that has no ticket, and is all in its body."""
-        return self._preferred(able, now, tenant, relayed_text(body) if self.minds_prefixes else b"")
+        return self._preferred(able, now, tenant, relayed_text(body) if self.uses_prefixes else b"")
 
     @property
-    def minds_prefixes(self) -> bool:
+    def uses_prefixes(self) -> bool:
         """Whether it makes a difference which replica has seen a prompt: there are several, and they keep prefixes. Of
         remote servers that is taken for granted."""
         config = self.config

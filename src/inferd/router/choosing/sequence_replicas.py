@@ -20,13 +20,13 @@ class SequenceReplicas:
     def __init__(self) -> None:
         self._replicas: OrderedDict[tuple[str, str], Replica] = OrderedDict()
 
-    def of(self, request: Request) -> Replica | None:
+    def replica_of(self, request: Request) -> Replica | None:
         """The replica that has the state of the request's sequence; None: any will do."""
         if not isinstance(request, PredictRequest) or not request.sequence:
             return None
         return self._replicas.get((request.tenant, request.sequence))
 
-    def take(self, request: Request, replica: Replica) -> None:
+    def note(self, request: Request, replica: Replica) -> None:
         """The request goes there."""
         if not isinstance(request, PredictRequest) or not request.sequence:
             return

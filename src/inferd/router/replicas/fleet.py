@@ -29,13 +29,13 @@ from inferd.router.ticket import Runner
 from inferd.types import Failure
 from inferd.worker.supervisor import Patience
 
-Leaving = Literal["asked", "idle", "evicted", "removed"]
+UnloadReason = Literal["asked", "idle", "evicted", "removed"]
 
 
 class FleetOwner(ReplicaOwner, Protocol):
     """The pool."""
 
-    def hand_back(self, replica: Replica) -> None:
+    def reassign(self, replica: Replica) -> None:
         """The replica leaves at once: what is in flight in it goes elsewhere, or ends."""
 
     def members_changed(self) -> None:
@@ -54,13 +54,13 @@ class Fleet:
         command: Sequence[str],
         patience: Patience,
         may_surge: Callable[[Member], bool],
-        keep_below: Path | None = None,
+        pin_below: Path | None = None,
     ) -> None:
-        self._keep_below = keep_below
+        self._pin_below = pin_below
         self._name = name
         self._config = config
-        self._loads = config  # what the next worker is started with
-        self._bound: int | None = None  # memory that was planned for it
+        self._load_config = config  # what the next worker is started with
+        self._planned_bytes: int | None = None  # memory that was planned for it
         self._owner = owner
         self._emit = emit
         self._command = command
@@ -68,14 +68,14 @@ class Fleet:
         self._may_surge = may_surge
         self._members: dict[int, Member] = {}
         self._lock = asyncio.Lock()
-        self._bell = asyncio.Event()
-        self._num_listening = 0
-        self._wish: Literal["in", "out"] = "in"
+        self._change = asyncio.Event()
+        self._num_waiting = 0
+        self._wanted: Literal["in", "out"] = "in"
         self._is_stopped = False
         self._is_unloading = False
         self.is_operator_unloaded = False  # unloaded on request: no client's request loads it again
         self.load_s: float | None = None  # measured, from start to ready
-        self.health = Health(name, self._members, config.routing, emit, self.ring)
+        self.health = Health(name, self._members, config.routing, emit, self.notify)
 
     # -- who is there -----------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Fleet:
         they get what nobody else takes."""
         available = []
         for member in self._members.values():
-            if member.takes(now):
+            if member.accepts(now):
                 member.is_last_resort = False
             elif member.kind == "local" and member.can_take:
                 member.is_last_resort = True
@@ -114,7 +114,7 @@ class Fleet:
                 continue
             available.append(member)
         if len(self._members) > 1:
-            self.health.look(now)
+            self.health.update_ejections(now)
             for member in available:
                 member.is_last_resort = member.is_last_resort or member.is_ejected
         return available
@@ -152,24 +152,24 @@ class Fleet:
         if member.kind == "local" and member.ready_at is None:
             self.load_s = now - member.started_at
         member.ready_at = self.health.ready_since[member.index] = now
-        self.ring()
+        self.notify()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Something happened that a task here may be waiting for. Called for every request."""
-        if self._num_listening:
-            self._bell.set()
-            self._bell = asyncio.Event()
+        if self._num_waiting:
+            self._change.set()
+            self._change = asyncio.Event()
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Raises Unavailable when the server leaves first."""
         while not condition():
             if self._is_stopped:
                 raise Unavailable("The server is shutting down.", code="shutting_down")
-            self._num_listening += 1
+            self._num_waiting += 1
             try:
-                await self._bell.wait()
+                await self._change.wait()
             finally:
-                self._num_listening -= 1
+                self._num_waiting -= 1
 
     # -- start and stop ---------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Fleet:
         """Whoever changes something here gives up."""
         self._is_stopped = True
         self.health.halt()
-        self.ring()
+        self.notify()
 
     async def stop(self) -> None:
         self.halt()
@@ -195,35 +195,35 @@ class Fleet:
     async def load(self, memory_bytes: int | None = None) -> None:
         """Start the workers, if they are not there, and wait until one is ready. ``memory_bytes``: what was
         planned for each of them. Raises ModelLoadError; Unavailable."""
-        self._wish = "in"
+        self._wanted = "in"
         async with self._lock:
-            if self._wish != "in" or self._config.num_local == 0:
+            if self._wanted != "in" or self._config.num_local == 0:
                 return
             self.is_operator_unloaded = False
             if self.failure is not None:  # it is to be tried once more
-                await self._clear_away()
-            self._loads, self._bound = self._config, memory_bytes
+                await self._retire_locals()
+            self._load_config, self._planned_bytes = self._config, memory_bytes
             self._add_locals(self._config.num_local - len(self.locals))
             workers = self.locals
-            await self._until(
+            await self._wait_until(
                 lambda: any(w.replica.was_ready for w in workers) or all(w.replica.failure is not None for w in workers)
             )
             failure = self.failure
             if failure is not None:
                 if self._config.load == "on_demand":
-                    await self._clear_away()
+                    await self._retire_locals()
                 raise from_failure(failure)
 
-    async def settle(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until every replica has been ready, has failed, or was found not to answer. Raises Unavailable."""
-        await self._until(lambda: self.is_settled)
+        await self._wait_until(lambda: self.is_settled)
 
-    async def unload(self, reason: Leaving, grace_s: float, *, is_quiet: Callable[[], bool]) -> int:
+    async def unload(self, reason: UnloadReason, grace_s: float, *, is_idle: Callable[[], bool]) -> int:
         """Let the workers finish what they have and end; the bytes they held. Raises Unavailable, with the
-        model serving on, when there is still work after ``grace_s``; ``is_quiet`` says when there is none."""
-        self._wish = "out"
+        model serving on, when there is still work after ``grace_s``; ``is_idle`` says when there is none."""
+        self._wanted = "out"
         async with self._lock:
-            if self._wish != "out":
+            if self._wanted != "out":
                 return 0
             if not self.locals:
                 self.is_operator_unloaded = self.is_operator_unloaded or reason == "asked"
@@ -231,7 +231,7 @@ class Fleet:
             self._is_unloading = True
             try:
                 async with asyncio.timeout(grace_s):
-                    await self._until(is_quiet)
+                    await self._wait_until(is_idle)
             except TimeoutError:
                 raise Unavailable(
                     f"The model {self._name!r} still has work after {grace_s:g} s, so it stays loaded; "
@@ -240,7 +240,7 @@ class Fleet:
                 ) from None
             else:
                 self.is_operator_unloaded = reason == "asked"
-                held = await self._clear_away()
+                held = await self._retire_locals()
             finally:
                 self._is_unloading = False
                 self._owner.members_changed()
@@ -254,7 +254,7 @@ class Fleet:
             for member in self.locals:
                 await self._replace(member, config or self._config)
 
-    async def renew(self) -> int:
+    async def replace_outdated(self) -> int:
         """Likewise each whose files have been replaced since it loaded them; how many. Raises ModelLoadError."""
         async with self._lock:
             stale = await self._outdated(self._config)
@@ -272,20 +272,20 @@ class Fleet:
         found = await asyncio.to_thread(identity_of, config)
         return [w for w in workers if found and w.artifact != found]
 
-    async def fit(self, config: ModelConfig) -> Applied:
+    async def apply(self, config: ModelConfig) -> Applied:
         """Be what another configuration says."""
         done: list[str] = []
         failed: list[str] = []
         async with self._lock:
             old = self._config
-            self._settings(config)
+            self._apply_in_place(config)
             is_new = config.load == "startup" and (old.num_local == 0 or old.load != "startup")
             leaving = self._surplus_remotes()
             arrived = [self._add_remote(remote) for remote in self._missing_remotes()]
             try:
                 if self.locals or (config.num_local and is_new and not self.is_operator_unloaded):
-                    done += await self._fit_locals(config)
-                await self._until(lambda: all(_is_known(member) for member in arrived))
+                    done += await self._apply_to_locals(config)
+                await self._wait_until(lambda: all(_is_known(member) for member in arrived))
             except InferdError as error:
                 failed.append(f"{self._name}: {error.message} What served before goes on serving.")
                 if not any(member.replica.is_ready for member in self.remotes):
@@ -295,7 +295,7 @@ class Fleet:
             done.append(f"{self._name}: {len(arrived)} remote server(s) added, {len(leaving)} removed")
         return Applied(done=done, failed=failed)
 
-    def _settings(self, config: ModelConfig) -> None:
+    def _apply_in_place(self, config: ModelConfig) -> None:
         """What changes in place."""
         old, self._config = self._config, config
         if old.breaker != config.breaker:
@@ -322,7 +322,7 @@ class Fleet:
                 surplus.append(member)
         return surplus
 
-    async def _fit_locals(self, config: ModelConfig) -> list[str]:
+    async def _apply_to_locals(self, config: ModelConfig) -> list[str]:
         """Raises ModelLoadError."""
         said = []
         workers = self.locals
@@ -344,10 +344,10 @@ class Fleet:
             said.append(f"{self._name}: {_replicas(len(replaced))} replaced by new ones{why}")
         missing = config.num_local - len(workers)
         if missing > 0:
-            self._loads, self._bound = config, None
-            await self._loaded(self._add_locals(missing))
+            self._load_config, self._planned_bytes = config, None
+            await self._wait_loaded(self._add_locals(missing))
         if config.num_local == 0:  # remote servers take over: one of them has to be there first
-            await self._until(lambda: all(_is_known(member) for member in self.remotes))
+            await self._wait_until(lambda: all(_is_known(member) for member in self.remotes))
             if not any(member.replica.is_ready for member in self.remotes):
                 raise UpstreamFailed(f"No remote server of {self._name!r} answers; its local replicas stay.")
         await asyncio.gather(*(self._retire(member) for member in leaving))
@@ -358,12 +358,12 @@ class Fleet:
     async def _replace(self, old: Member, config: ModelConfig) -> None:
         """Raises ModelLoadError, with the old one (or its like) serving."""
         if self._may_surge(old):
-            self._loads, self._bound = config, None
+            self._load_config, self._planned_bytes = config, None
             try:
-                await self._loaded(self._add_locals(1))
+                await self._wait_loaded(self._add_locals(1))
             except InferdError:
                 if isinstance(old.made_from, ModelConfig):
-                    self._loads = old.made_from
+                    self._load_config = old.made_from
                 raise
             await self._retire(old)
             return
@@ -377,19 +377,19 @@ class Fleet:
         assert isinstance(old.replica, LocalReplica)
         pinned_files = old.replica.pinned_files
         await self._retire(old, unpin=False)
-        self._loads, self._bound = config, None
+        self._load_config, self._planned_bytes = config, None
         try:
-            await self._loaded(self._add_locals(1))
+            await self._wait_loaded(self._add_locals(1))
         except ModelLoadError:
             if isinstance(old.made_from, ModelConfig):
-                self._loads = old.made_from
-                self._add_local(await pinned_files.to_load(), pinned_files)
+                self._load_config = old.made_from
+                self._add_local(await pinned_files.config_to_load(), pinned_files)
             raise
         await pinned_files.close()
 
-    async def _loaded(self, members: Sequence[Member]) -> None:
+    async def _wait_loaded(self, members: Sequence[Member]) -> None:
         """Wait until all are ready. Raises ModelLoadError when one cannot be; then it is gone again."""
-        await self._until(lambda: all(m.replica.was_ready or m.replica.failure is not None for m in members))
+        await self._wait_until(lambda: all(m.replica.was_ready or m.replica.failure is not None for m in members))
         failed = [member for member in members if member.replica.failure is not None]
         await asyncio.gather(*(self._retire(member) for member in failed))
         if failed:
@@ -397,7 +397,7 @@ class Fleet:
             assert failure is not None
             raise from_failure(failure)
 
-    async def _clear_away(self) -> int:
+    async def _retire_locals(self) -> int:
         """End every worker; the bytes they held."""
         workers = self.locals
         held = 0
@@ -412,10 +412,10 @@ class Fleet:
     def _add_locals(self, count: int) -> list[Member]:
         added = []
         for _ in range(count):
-            config = self._loads
-            if self._bound is not None:
-                config = msgspec.structs.replace(config, memory_bytes=self._bound)
-            added.append(self._add_local(config, PinnedFiles(self._name, config, self._keep_below)))
+            config = self._load_config
+            if self._planned_bytes is not None:
+                config = msgspec.structs.replace(config, memory_bytes=self._planned_bytes)
+            added.append(self._add_local(config, PinnedFiles(self._name, config, self._pin_below)))
         return added
 
     def _add_local(self, first: ModelConfig, pinned_files: PinnedFiles) -> Member:
@@ -423,7 +423,7 @@ class Fleet:
         replica = LocalReplica(
             self._name, self._free_index(), first, self._owner, self._emit, self._command, self._patience, pinned_files
         )
-        return self._add(replica, self._loads)
+        return self._add(replica, self._load_config)
 
     def _add_remote(self, remote: RemoteConfig) -> Member:
         from inferd.router.replicas.remote_replica import RemoteReplica  # not needed where every model is here
@@ -453,8 +453,8 @@ class Fleet:
         if replica.num_in_flight:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.drain_s):
-                    await self._until(lambda: not replica.num_in_flight)
-            self._owner.hand_back(replica)
+                    await self._wait_until(lambda: not replica.num_in_flight)
+            self._owner.reassign(replica)
         await (_stop(replica) if unpin else replica.stop())
         if self._members.get(member.index) is member:
             del self._members[member.index]

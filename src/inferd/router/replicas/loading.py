@@ -17,7 +17,7 @@ from inferd.config import ModelConfig
 from inferd.config.units import bytes_text
 from inferd.errors import InferdError, InternalError, ModelLoadError, Overloaded, Unavailable
 from inferd.router.pool import Pool
-from inferd.router.replicas.fleet import Leaving
+from inferd.router.replicas.fleet import UnloadReason
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.residency import Resident, make_room
 
@@ -59,7 +59,7 @@ class Loading:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._freed = asyncio.Event()
-        self._is_waited_for = False
+        self._is_room_awaited = False
 
     def configure(self, budget_bytes: int | None) -> None:
         self._budget_bytes = budget_bytes
@@ -70,11 +70,11 @@ class Loading:
     def demand(self, pool: Pool) -> None:
         """A request waits for the model. One load at a time, however many wait."""
         if pool.name not in self._tasks and pool.availability.may_load_on_demand:
-            task = asyncio.get_running_loop().create_task(self._answer_demand(pool))
+            task = asyncio.get_running_loop().create_task(self._load_on_demand(pool))
             self._tasks[pool.name] = task
 
     def became_idle(self, pool: Pool) -> None:
-        if self._is_waited_for:
+        if self._is_room_awaited:
             self._freed.set()
         if pool.config.idle_after_s is not None and pool.name not in self._timers:
             self._watch(pool, pool.config.idle_after_s)
@@ -86,9 +86,9 @@ class Loading:
 
     def _watch(self, pool: Pool, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        self._timers[pool.name] = loop.call_later(seconds, self._look_at, pool)
+        self._timers[pool.name] = loop.call_later(seconds, self._check_idle, pool)
 
-    def _look_at(self, pool: Pool) -> None:
+    def _check_idle(self, pool: Pool) -> None:
         """Unload a model that was idle for long enough; look again later at one that was not."""
         self._timers.pop(pool.name, None)
         idle_after_s = pool.config.idle_after_s
@@ -98,9 +98,9 @@ class Loading:
         if left_s > 0:
             self._watch(pool, left_s)
         elif pool.name not in self._tasks:
-            self._tasks[pool.name] = asyncio.get_running_loop().create_task(self._leave(pool))
+            self._tasks[pool.name] = asyncio.get_running_loop().create_task(self._unload_idle(pool))
 
-    async def _leave(self, pool: Pool) -> None:
+    async def _unload_idle(self, pool: Pool) -> None:
         try:
             await self.unload(pool, "idle")
         except Unavailable:
@@ -112,7 +112,7 @@ class Loading:
 
     # -- in and out -------------------------------------------------------------------------
 
-    async def _answer_demand(self, pool: Pool) -> None:
+    async def _load_on_demand(self, pool: Pool) -> None:
         try:
             await self.load(pool)
         except InferdError as error:
@@ -153,11 +153,11 @@ class Loading:
         pool.refuse_loads(error)
         asyncio.get_running_loop().call_later(RETRY_LOAD_S, pool.refuse_loads, None)
 
-    async def unload(self, pool: Pool, reason: Leaving) -> int:
+    async def unload(self, pool: Pool, reason: UnloadReason) -> int:
         """Let it finish what it has, end its workers; the bytes that are free again. Raises Unavailable when it
         has work for longer than its drain_s."""
         grace_s = pool.config.drain_s if reason == "asked" else 0.0
-        freed = await pool.fleet.unload(reason, grace_s, is_quiet=lambda: pool.is_idle)
+        freed = await pool.fleet.unload(reason, grace_s, is_idle=lambda: pool.is_idle)
         if pool.fleet.residency == "absent":
             self._planned.pop(pool.name, None)
         self._freed.set()
@@ -173,8 +173,8 @@ class Loading:
             return None
         need = estimate.total_bytes * num_local
         give_up_at = clock.now() + ROOM_WAIT_S
-        while not await self._take_room(pool, need, is_last=clock.now() >= give_up_at):
-            self._is_waited_for = True
+        while not await self._reserve_room(pool, need, is_last=clock.now() >= give_up_at):
+            self._is_room_awaited = True
             self._freed.clear()
             try:
                 async with asyncio.timeout(max(0.0, give_up_at - clock.now())):
@@ -182,30 +182,30 @@ class Loading:
             except TimeoutError:
                 continue
             finally:
-                self._is_waited_for = False
+                self._is_room_awaited = False
         return estimate.total_bytes if pool.config.memory_bytes is None else None
 
-    async def _take_room(self, pool: Pool, need: int, *, is_last: bool) -> bool:
+    async def _reserve_room(self, pool: Pool, need: int, *, is_last: bool) -> bool:
         """Whether there is room, which is then reserved; who has to leave for it has left."""
         async with self._deciding:
             budget = self._budget()
             if budget is None:
                 return True
             residents = [resident for resident in self._residents() if resident.name != pool.name]
-            room = make_room(residents, need, budget)
-            if room.verdict == "never" or (room.verdict == "wait" and is_last):
+            decision = make_room(residents, need, budget)
+            if decision.action == "never" or (decision.action == "wait" and is_last):
                 held = ", ".join(f"{resident.name} {bytes_text(resident.num_bytes)}" for resident in residents)
                 raise Overloaded(
-                    f"The model {pool.name!r} takes {bytes_text(need)}, of which {bytes_text(room.missing_bytes)} are missing: "
+                    f"The model {pool.name!r} takes {bytes_text(need)}, of which {bytes_text(decision.missing_bytes)} are missing: "
                     f"{bytes_text(budget)} may be used, and in memory are {held or 'no other models'}. "
                     "Unload one of them, or raise server.memory_bytes.",
                     code="insufficient_memory",
                     retry_after_s=RETRY_LOAD_S,
                 )
-            if room.verdict == "wait":
+            if decision.action == "wait":
                 return False
             by_name = {other.name: other for other in self._pools()}
-            for name in room.evict:
+            for name in decision.evict:
                 try:
                     await self.unload(by_name[name], "evicted")
                 except Unavailable:

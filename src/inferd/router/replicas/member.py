@@ -9,7 +9,7 @@ from inferd.router.choosing.breaker import Breaker, BreakerState
 from inferd.router.replicas.replica import Kind, LocalReplica, Replica
 from inferd.router.status import ReplicaStatus
 
-Standing = Literal["open", "busy", "coming", "blocked", "gone"]
+Readiness = Literal["free", "busy", "loading", "blocked", "gone"]
 """open: takes a request now; busy: once something ends; coming: it loads, or is being restarted;
 blocked: left alone after failures; gone: it failed for good, or is leaving."""
 
@@ -74,24 +74,24 @@ class Member:
         """Which content the files had that it loaded; empty: not known, or none."""
         return self.replica.info.artifact if self.replica.info is not None else ""
 
-    def takes(self, now: float) -> bool:
+    def accepts(self, now: float) -> bool:
         """Whether a request may go there now."""
         return not self.is_leaving and self.replica.can_take and (self.breaker is None or self.breaker.allows(now))
 
-    def standing(self, now: float) -> Standing:
+    def readiness(self, now: float) -> Readiness:
         replica = self.replica
         if self.is_leaving or replica.failure is not None or replica.state == "stopped":
             return "gone"
         if replica.state == "unreachable":
             return "blocked"
         if not replica.is_ready:
-            return "coming"
+            return "loading"
         # A local replica whose breaker is open is better than none: its supervisor restarts what is broken.
         if self.kind == "remote" and self.breaker is not None and not self.breaker.allows(now):
             reopens_at = self.breaker.reopens_at
             is_probed = reopens_at is None or reopens_at <= now
             return "busy" if is_probed else "blocked"
-        return "open" if replica.can_take else "busy"
+        return "free" if replica.can_take else "busy"
 
     def status(self) -> ReplicaStatus:
         replica = self.replica

@@ -25,39 +25,40 @@ class PinnedFiles:
         self._config = config
         self._below = below
         self._artifact = ""  # what is kept, or is being kept
-        self._kept: ModelConfig | None = None
+        self._pinned_config: ModelConfig | None = None
         self._folder: Path | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._pinning: asyncio.Task[None] | None = None
 
-    def loaded(self, artifact: str) -> None:
+    def note_loaded(self, artifact: str) -> None:
         """A worker is ready with these files: keep them, in the background."""
-        if self._below is None or not artifact or artifact == self._artifact or self._keeping is not None:
+        if self._below is None or not artifact or artifact == self._artifact or self._pinning is not None:
             return
         self._artifact = artifact
-        self._keeping = asyncio.get_running_loop().create_task(self._keep(artifact, self._below / secrets.token_hex(8)))
+        self._pinning = asyncio.get_running_loop().create_task(self._pin(artifact, self._below / secrets.token_hex(8)))
 
-    async def _keep(self, artifact: str, folder: Path) -> None:
+    async def _pin(self, artifact: str, folder: Path) -> None:
         from inferd.registry.pinned import pin_files  # when the model serves, so that no request waits for the import
 
         try:
-            before, self._kept = self._folder, await asyncio.to_thread(pin_files, self._config, artifact, folder)
+            before = self._folder
+            self._pinned_config = await asyncio.to_thread(pin_files, self._config, artifact, folder)
             self._folder = folder
             if before is not None:
                 await asyncio.to_thread(shutil.rmtree, before, True)
         finally:
-            self._keeping = None
+            self._pinning = None
 
-    async def to_load(self) -> ModelConfig:
+    async def config_to_load(self) -> ModelConfig:
         """What the next worker is started with."""
-        if self._keeping is not None:
-            await asyncio.wait((self._keeping,))
-        if self._kept is None:
+        if self._pinning is not None:
+            await asyncio.wait((self._pinning,))
+        if self._pinned_config is None:
             return self._config
         from inferd.registry.identity import identity_of
 
         if await asyncio.to_thread(identity_of, self._config) == self._artifact:
             return self._config
-        if await asyncio.to_thread(identity_of, self._kept) != self._artifact:
+        if await asyncio.to_thread(identity_of, self._pinned_config) != self._artifact:
             return self._config
         _log.warning(
             "%s: its files were replaced and nobody has asked for the new ones (inferd models load %s), so the worker "
@@ -65,12 +66,12 @@ class PinnedFiles:
             self._model,
             self._model,
         )
-        return self._kept
+        return self._pinned_config
 
     async def close(self) -> None:
         """Nothing is kept any more."""
-        if self._keeping is not None:
-            await asyncio.wait((self._keeping,))
+        if self._pinning is not None:
+            await asyncio.wait((self._pinning,))
         if self._folder is not None:
-            folder, self._folder, self._kept, self._below = self._folder, None, None, None
+            folder, self._folder, self._pinned_config, self._below = self._folder, None, None, None
             await asyncio.to_thread(shutil.rmtree, folder, True)

@@ -132,7 +132,7 @@ class RemoteReplica:
     def start(self) -> None:
         """Look whether the server is there; until it has answered once it gets no requests."""
         if self._config.probe:
-            self._set("starting")
+            self._set_state("starting")
             self.probe()
         else:
             self._reached()
@@ -155,24 +155,24 @@ class RemoteReplica:
         self.is_ready = False
         await self._pool.close()
         if self.state != "stopped":
-            self._set("stopped")
+            self._set_state("stopped")
 
     async def _probe(self) -> None:
         wait_s, longest_s = PROBE_EVERY_S
         while True:
-            failed = await self._look()
+            failed = await self._probe_once()
             if failed is None:
                 break
             if self.state != "unreachable":
                 self.is_ready = False
-                self._set("unreachable", failed.message)
+                self._set_state("unreachable", failed.message)
                 self._owner.replica_unreachable(self)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, longest_s)
         self._probing = None
         self._reached()
 
-    async def _look(self) -> UpstreamFailed | None:
+    async def _probe_once(self) -> UpstreamFailed | None:
         """Whether the server answers a request that costs it nothing."""
         probing = _Probe()
         exchange = self._pool.send(self.template.get(PROBE_PATH), probing)
@@ -186,13 +186,13 @@ class RemoteReplica:
 
     def _reached(self) -> None:
         self.is_ready = self.was_ready = True
-        self._set("ready")
+        self._set_state("ready")
         self._owner.replica_ready(self)
 
-    def _set(self, state: RemoteState, reason: str = "") -> None:
+    def _set_state(self, state: RemoteState, reason: str = "") -> None:
         self.state, self.reason = state, reason
-        told: Literal["starting", "died", "ready", "stopped"] = "died" if state == "unreachable" else state
-        self._emit(ReplicaChanged(model=self._model, replica=self.index, state=told, reason=reason))
+        event: Literal["starting", "died", "ready", "stopped"] = "died" if state == "unreachable" else state
+        self._emit(ReplicaChanged(model=self._model, replica=self.index, state=event, reason=reason))
 
     # -- work -------------------------------------------------------------------------------
 
@@ -277,17 +277,17 @@ class RemoteReplica:
 
     def _refused(self, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool) -> None:
         if isinstance(error, Overloaded) and error.retry_after_s:
-            self._rest(error.retry_after_s)
+            self._pause_for(error.retry_after_s)
         self._owner.replica_refused(self, ticket, error, counts=counts, retry=retry and ticket.request.idempotent)
 
-    def _rest(self, seconds: float) -> None:
+    def _pause_for(self, seconds: float) -> None:
         """The server asked to be left alone."""
         self._busy_until = max(self._busy_until, clock.now() + seconds)
         if self._wake is not None:
             self._wake.cancel()
-        self._wake = asyncio.get_running_loop().call_later(self._busy_until - clock.now() + 0.001, self._rested)
+        self._wake = asyncio.get_running_loop().call_later(self._busy_until - clock.now() + 0.001, self._on_wake)
 
-    def _rested(self) -> None:
+    def _on_wake(self) -> None:
         self._wake = None
         self._busy_until = 0.0
         self._owner.replica_has_room()
@@ -320,11 +320,11 @@ class _RemoteRequest:
         try:
             request = replica.template.post(relay)
         except (ValueError, RecursionError):
-            asyncio.get_running_loop().call_soon(self._unwritable)
+            asyncio.get_running_loop().call_soon(self._refuse_body)
             return
         answer.exchange = replica._pool.send(request, answer, fresh=fresh)
 
-    def _unwritable(self) -> None:
+    def _refuse_body(self) -> None:
         """The body is none that can be written for another server. Its fields were not all read before."""
         error = InvalidRequest("The request body is not valid JSON in UTF-8; correct it.", code="invalid_json")
         if self._replica._in_flight.get(self.ticket.request.id) is self:
@@ -383,7 +383,7 @@ class _RemoteRequest:
         self.refused(error, counts=False, retry=False)
 
     def _expire(self) -> None:
-        """The other server was not told of the deadline: it is this one's to keep."""
+        """The other server was not event of the deadline: it is this one's to keep."""
         self._deadline = None
         if self._answer is not None:
             self._answer.expire(

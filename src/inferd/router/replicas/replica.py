@@ -223,7 +223,7 @@ class LocalReplica:
         self._source = config.source
         self._owner = owner
         self._supervisor = Supervisor(
-            model, index, config, self, emit, command=command, patience=patience, again=pinned_files.to_load
+            model, index, config, self, emit, command=command, patience=patience, again=pinned_files.config_to_load
         )
         self.pinned_files = pinned_files
         self._in_flight: dict[str, Ticket] = {}
@@ -444,7 +444,7 @@ class LocalReplica:
     # -- the supervisor's owner -------------------------------------------------------------
 
     def worker_ready(self, info: ModelInfo) -> None:
-        self.pinned_files.loaded(info.artifact)
+        self.pinned_files.note_loaded(info.artifact)
         self.info = info if info.source == self._source else msgspec.structs.replace(info, source=self._source)
         self.capacity = max(2 * info.max_num_seqs, info.max_num_seqs + 8)
         self.is_ready = True

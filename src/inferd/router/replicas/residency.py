@@ -21,15 +21,15 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
     priority: PriorityClass = "normal"
 
 
-class Room(msgspec.Struct, frozen=True):
+class RoomDecision(msgspec.Struct, frozen=True):
     """The verdict. ``wait``: what is missing would be there once busy models are idle."""
 
-    verdict: Literal["fits", "evict", "wait", "never"]
+    action: Literal["fits", "evict", "wait", "never"]
     evict: tuple[str, ...] = ()
     missing_bytes: int = 0
 
 
-def make_room(residents: Sequence[Resident], need_bytes: int, budget_bytes: int) -> Room:
+def make_room(residents: Sequence[Resident], need_bytes: int, budget_bytes: int) -> RoomDecision:
     """Whether ``need_bytes`` more fit into the budget, and who leaves for it.
 
     Models of the class batch leave first, then the least recently used; nobody leaves in vain, and nobody
@@ -37,10 +37,10 @@ def make_room(residents: Sequence[Resident], need_bytes: int, budget_bytes: int)
     """
     missing = need_bytes + sum(resident.num_bytes for resident in residents) - budget_bytes
     if missing <= 0:
-        return Room("fits")
+        return RoomDecision("fits")
     movable = [resident for resident in residents if not resident.is_pinned]
     if missing > sum(resident.num_bytes for resident in movable):
-        return Room("never", (), missing)
+        return RoomDecision("never", (), missing)
     idle = sorted(
         (resident for resident in movable if resident.is_idle and resident.num_bytes),
         key=lambda resident: (-RANKS[resident.priority] if resident.priority == "batch" else 0, resident.last_used_at),
@@ -52,9 +52,9 @@ def make_room(residents: Sequence[Resident], need_bytes: int, budget_bytes: int)
         leaving.append(resident)
     freed = sum(one.num_bytes for one in leaving)
     if freed < missing:
-        return Room("wait", (), missing)
+        return RoomDecision("wait", (), missing)
     for resident in list(leaving):  # a later, larger one may have made an earlier one's leaving needless
         if freed - resident.num_bytes >= missing:
             leaving.remove(resident)
             freed -= resident.num_bytes
-    return Room("evict", tuple(resident.name for resident in leaving), missing)
+    return RoomDecision("evict", tuple(resident.name for resident in leaving), missing)

@@ -1,5 +1,5 @@
-"""What waits: the queue, its order and its bounds.
+"""The queue of a model: its order, its bounds and its drain rate, and the availability that follows from them.
 
-Knows classes, tenants' shares and time as an argument. Does not know replicas' processes.
+Knows priority classes and the shares of tenants. Time is an argument. Does not know the processes of replicas.
 Read first: ``queue.py``.
 """

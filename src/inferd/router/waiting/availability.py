@@ -1,6 +1,6 @@
-"""What a model can promise: whether it will serve a request, when to come back, and what it says of itself.
+"""A model's availability: whether it can serve a request in time, when to retry a refused one, and the model's status.
 
-Looks at queue and fleet and changes neither.
+Reads the queue and the fleet and changes neither.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from inferd.types import Failure, ModelInfo
 _RETRY_AFTER_S = (1.0, 60.0)
 
 Refusal = tuple[InferdError | None, RefusalReason]
-"""What a request hears, and the word for it; the word means nothing where there is no error."""
+"""The error of a refused request, and the reason for metrics. The reason has no meaning where the error is None."""
 
 
 class Availability:
-    """Of one model. ``load_error`` is why it cannot be brought into memory, ``info`` what its last worker said."""
+    """The availability of one model.
+
+    ``load_error`` is the error of the last load into memory. ``info`` comes from the worker that was ready last.
+    """
 
     def __init__(self, name: str, config: ModelConfig, queue: RequestQueue, fleet: Fleet) -> None:
         self._name = name
@@ -38,7 +41,7 @@ class Availability:
         self.config = config
         self.drain_rate = DrainRate()
         self.wait_bound = WaitBound(config.queue.max_wait_s)
-        self._began_at: float | None = None  # to work, as it was last looked
+        self._ready_at: float | None = None  # see _ready_since
         self.load_error: InferdError | None = None
         self.info: ModelInfo | None = None
         self.is_stopped = False
@@ -46,10 +49,10 @@ class Availability:
     # -- for requests -----------------------------------------------------------------------
 
     def replica_refusal(self, ticket: Ticket, now: float) -> Refusal:
-        """Why no replica will work on it in the foreseeable future."""
+        """The refusal of a request that no replica can serve now or soon; no error while a request loads the model."""
         if self.is_stopped:
             return self.unavailable(), "unavailable"
-        able = [m for m in self._fleet.members if m.replica.runs(ticket) and m.replica not in ticket.avoid]
+        able = [m for m in self._fleet.members if m.replica.runs(ticket) and m.replica not in ticket.failed_replicas]
         region = ticket.request.region
         if region:
             able = [member for member in able if member.region == region]
@@ -60,17 +63,20 @@ class Availability:
         is_away = self._fleet.residency in ("absent", "unloading")
         if is_away and ticket.is_local and self.load_error is None and not self.is_operator_unloaded:
             return None, "unavailable"
-        standings = {member.standing(now) for member in able}
-        if standings & {"open", "busy", "coming"}:
+        states = {member.readiness(now) for member in able}
+        if states & {"free", "busy", "loading"}:
             return None, "unavailable"
-        if "blocked" in standings:
+        if "blocked" in states:
             message = f"Every replica of {self._name!r} fails at the moment; try again later."
             retry_after_s = _reopens_in_s(able, now)
             return Unavailable(message, code="breaker_open", retry_after_s=retry_after_s), "breaker_open"
         return self.unavailable(), "unavailable"
 
     def wait_refusal(self, ticket: Ticket, now: float) -> Refusal:
-        """Why it would wait beyond its deadline, or for longer than requests may, where that is known well enough."""
+        """The refusal of a request whose wait would exceed its deadline or the bound of waiting.
+
+        The wait is estimated by the queue's drain rate. Without a sound estimate no request is refused.
+        """
         left_s = ticket.due_at - now
         bound_s = self.longest_wait_s(now)
         if is_batch_work(ticket.request):
@@ -98,35 +104,38 @@ class Availability:
         return None, "deadline"
 
     def longest_wait_s(self, now: float) -> float:
-        """How long requests may wait, apart from batch work; infinite while no replica works."""
-        return self.wait_bound.seconds(now) if self._works_since(now) is not None else math.inf
+        """Seconds that requests other than batch work may wait; infinite while no replica is ready."""
+        return self.wait_bound.seconds(now) if self._ready_since(now) is not None else math.inf
 
-    def expires_since(self, now: float) -> float:
-        """Whatever has waited since then or before has waited too long, apart from batch work. The time in which no
-        replica worked does not count."""
-        works_since = self._works_since(now)
-        if works_since is None:
+    def expired_before(self, now: float) -> float:
+        """Requests queued at this time or before, other than batch work, have waited too long; -inf: none has.
+
+        Time in which no replica was ready does not count as waiting.
+        """
+        ready_since = self._ready_since(now)
+        if ready_since is None:
             return -math.inf
         since = now - self.wait_bound.seconds(now)
-        return since if since >= works_since else -math.inf
+        return since if since >= ready_since else -math.inf
 
     def next_expiry(self, now: float) -> float | None:
-        """When the next waiting request has waited too long; None: no time is known."""
-        works_since, oldest_at = self._works_since(now), self._queue.oldest_at
-        if works_since is None or oldest_at is None:
+        """When the next waiting request will have waited too long; None: not known, or never."""
+        ready_since, oldest_at = self._ready_since(now), self._queue.oldest_at
+        if ready_since is None or oldest_at is None:
             return None
         bound_s = self.wait_bound.seconds(now)
-        return None if math.isinf(bound_s) else max(oldest_at, works_since) + bound_s
+        return None if math.isinf(bound_s) else max(oldest_at, ready_since) + bound_s
 
-    def _works_since(self, now: float) -> float | None:
-        """Since when at least one replica has been ready; None: none is."""
+    def _ready_since(self, now: float) -> float | None:
+        """Since when at least one replica has been ready, as far as calls have noticed; None: none is ready."""
         if not any(member.replica.is_ready for member in self._fleet.members):
-            self._began_at = None
-        elif self._began_at is None:
-            self._began_at = now
-        return self._began_at
+            self._ready_at = None
+        elif self._ready_at is None:
+            self._ready_at = now
+        return self._ready_at
 
     def unavailable(self) -> InferdError:
+        """The error for requests while the model cannot be served, with its reason."""
         if self.is_stopped:
             return Unavailable("The server is shutting down; send the request again.", code="shutting_down")
         if self.load_error is not None:
@@ -143,35 +152,35 @@ class Availability:
         )
 
     def retry_after_s(self, now: float) -> float:
-        """Seconds until the queue should have moved on, going by the rate at which it empties."""
+        """Seconds, 1 to 60, after which a refused request should be sent again, by the queue's drain rate."""
         if not any(member.replica.is_ready for member in self._fleet.members):
             return self._ready_in_s(now)
         wait_s = self.drain_rate.roughly_wait_s(len(self._queue) + 1, now)
         return _RETRY_AFTER_S[0] if wait_s is None else _bounded(wait_s)
 
     def _ready_in_s(self, now: float) -> float:
-        """When a model that loads should be ready, by how long it took before."""
+        """Seconds, 1 to 60, until a model that loads should be ready, by the duration of its last load."""
         load_s = self._fleet.load_s
         if load_s is None:
             return _RETRY_AFTER_S[0]
         return _bounded(min((member.started_at for member in self._fleet.locals), default=now) + load_s - now)
 
-    # -- for its operators ------------------------------------------------------------------
+    # -- status -----------------------------------------------------------------------------
 
     @property
     def is_operator_unloaded(self) -> bool:
-        """Unloaded by the operator, and no request loads it again."""
+        """Whether the operator unloaded the model and requests do not load it again."""
         return self._fleet.is_operator_unloaded and self.config.load == "startup"
 
     @property
     def may_load_on_demand(self) -> bool:
-        """Out of memory, and to be loaded when a request needs it."""
+        """Whether the model is not in memory and the next request loads it."""
         is_free = self.load_error is None and not self.is_operator_unloaded and not self.is_stopped
         return is_free and self._fleet.residency == "absent"
 
     @property
     def load_failure(self) -> Failure | None:
-        """Why the model cannot be served; None while there is hope."""
+        """Why the model cannot be served; None: it is served, or may still become ready."""
         return self._fleet.failure if self.load_error is None else self.load_error.to_failure()
 
     def status(self, num_backing_off: int) -> ModelStatus:
@@ -211,12 +220,12 @@ class Availability:
         if is_away:
             return "unloaded"
         members = [member for member in self._fleet.members if not member.is_leaving]
-        # A failed worker is not mended by waiting, so beside it the server that is away decides.
+        # A failed worker does not recover by itself, so an unreachable server beside it decides.
         is_hopeless = members and all(m.replica.failure or m.replica.state == "unreachable" for m in members)
         return "unavailable" if is_hopeless else "loading"
 
     def _detail(self) -> str:
-        """Fit for everybody's eyes: what exactly went wrong, with its paths, is in the log."""
+        """The reason of the state for every client. Details that name paths are in the log only."""
         if self._fleet.residency == "absent":
             if self.load_error is not None:
                 return self.load_error.message

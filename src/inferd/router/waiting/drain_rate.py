@@ -1,7 +1,7 @@
-"""How fast a model's queue empties, measured while it does. Pure: time is an argument.
+"""The rate at which a model's queue drains, in requests per second. Pure: time is an argument.
 
-Ends that happen while nobody waits say how fast requests come, not how fast they can be served. So only
-a stretch of time in which somebody always waited counts, and a new stretch begins from nothing.
+While no request waits, the rate of ends is the rate of arrivals and not the capacity. So only the ends in a period in
+which requests waited all the time are counted. Each such period is measured anew.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from collections import deque
 
 WINDOW_S = 30.0
 SOUND_ENDS = 8
-"""With fewer ends than this in a stretch there is no estimate."""
+"""Ends in one period below which there is no estimate."""
 
 
 class DrainRate:
+    """The drain rate of one model's queue. Times are of the monotonic clock, in seconds."""
+
     __slots__ = ("_ends", "_latest")
 
     def __init__(self) -> None:
         self._ends: deque[float] = deque(maxlen=512)
-        self._latest: deque[float] = deque(maxlen=64)  # also those while nobody waited
+        self._latest: deque[float] = deque(maxlen=64)  # also the ends while no request waited
 
     def ended(self, now: float, *, has_waiting: bool) -> None:
-        """A request left a replica."""
+        """Note that a replica served a request. ``has_waiting``: whether requests wait in the queue now."""
         self._latest.append(now)
         if has_waiting:
             self._ends.append(now)
@@ -30,11 +32,11 @@ class DrainRate:
             self._ends.clear()
 
     def paused(self) -> None:
-        """No request waits, and none has ended."""
+        """Note that no request waits any more, without an end of a served request."""
         self._ends.clear()
 
     def per_s(self, now: float) -> float | None:
-        """Ends per second, a pause until now included; None: not known well enough."""
+        """Ends per second up to ``now``; None: fewer than ``SOUND_ENDS`` were measured."""
         ends = self._ends
         while ends and ends[0] < now - WINDOW_S:
             ends.popleft()
@@ -43,12 +45,12 @@ class DrainRate:
         return (len(ends) - 1) / (now - ends[0])
 
     def wait_s(self, num_ahead: int, now: float) -> float | None:
-        """How long until so many have left; None: not known well enough."""
+        """Seconds until ``num_ahead`` requests have been served; None: fewer than ``SOUND_ENDS`` ends were measured."""
         rate = self.per_s(now)
         return num_ahead / rate if rate else None
 
     def roughly_wait_s(self, num_ahead: int, now: float) -> float | None:
-        """Likewise, for advice: from two ends on, and not shorter than requests have come so far."""
+        """A less certain estimate of the same, for ``Retry-After``: measured from two ends on, also without a queue."""
         wait_s = self.wait_s(num_ahead, now)
         if wait_s is not None:
             return wait_s
@@ -58,7 +60,7 @@ class DrainRate:
         return num_ahead * (recent[-1] - recent[0]) / (len(recent) - 1)
 
     def surely_longer_than(self, seconds: float, num_ahead: int, now: float) -> bool:
-        """Whether the wait is longer even if the rate is better than measured by its standard error
-        (that of a Poisson count)."""
+        """Whether the wait is longer than ``seconds``, even if the rate is higher by the standard error of a Poisson
+        count."""
         wait_s = self.wait_s(num_ahead, now)
         return wait_s is not None and wait_s / (1 + 1 / math.sqrt(len(self._ends))) > seconds

@@ -1,22 +1,21 @@
-"""The bounded queue in front of a model: class, then a fair share, then arrival. Pure: time is an argument.
+"""The bounded queue in front of a model: ordered by class, then fair share, then arrival. Pure: time is an argument.
 
-**Order.** Critical before interactive before normal before batch; inside a class tenants share by weight
-(``fair_share``); inside a tenant by arrival. Requests that come back after their replica failed them go first
-in their class. Those that were in a worker when it died are suspects: one of them may have killed it, so
-the caller lets them out one at a time.
+**Order.** Critical before interactive before normal before batch. Inside a class tenants share by weight
+(``fair_share``), and inside a tenant requests are ordered by arrival. Requests that return because their replica
+failed them go first in their class. Requests that were in flight in a worker when it died are suspects: one of them
+may be the cause, so the caller dispatches them one at a time.
 
-**No class starves.** Every ``aging_every``-th request taken comes from the class that was served least recently
-of those that wait. So while a class has requests that could be taken, at least one of the next ``4 *
-aging_every`` requests taken is its own. Proof: each of the four aged turns among them that passes the class over
-goes to another one that was served less recently; that one is then served more recently, so each of the
-three others is preferred at most once. (While only better classes that are served all the time are in its
-way, the first aged turn is already its own.) A request with k others before it in its class therefore
-waits for at most ``4 * aging_every * (k + 1)`` dispatches; which others can come before it is bounded in turn
-by the law of ``fair_share``.
+**No class starves.** Every ``aging_every``-th request taken comes from the class that was served least recently of
+the classes with waiting requests. So while a class has requests that could be taken, at least one of the next
+``4 * aging_every`` requests taken is its own. Proof: among them are four aged turns. An aged turn that passes the class
+over goes to a class that was served less recently. That class is then served more recently, so each of the three other
+classes is preferred at most once. (Where only better classes compete that are served all the time, the first aged turn
+already goes to the class.) A request with k requests before it in its class therefore waits for at most
+``4 * aging_every * (k + 1)`` dispatches. Which requests can come before it is bounded by the law of ``fair_share``.
 
-**Bounds** in requests, tokens and bytes hold for whoever comes anew: ask ``check`` first. While others wait,
-a tenant fills ``max_share_per_tenant`` of each at most. What comes back was counted when it came; it is never
-refused, so it may stand above the bounds by as much as was in flight.
+**Bounds** in requests, tokens and bytes hold for new requests, for which the caller calls ``check`` first. While other
+tenants wait, a tenant fills at most ``max_share_per_tenant`` of each bound. Returning requests are never refused, so
+the queue may exceed its bounds by the requests that were in flight.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from typing import Final
 from inferd.config import QueueConfig
 from inferd.errors import Overloaded
 from inferd.router.ticket import Ticket
-from inferd.router.waiting.fair_share import Accepts, FairShare, Place
+from inferd.router.waiting.fair_share import Accepts, FairShare, QueueEntry
 from inferd.types import CLASSES, Request, class_index, class_of
 
 _SLACK: Final = 64
@@ -39,26 +38,26 @@ _MAX_DISPLACED: Final = 16
 
 
 class RequestQueue:
-    """Waiting tickets, each once. Each step is O(log n), apart from those that say what they look at."""
+    """Waiting tickets, each once. Methods take O(log n), apart from those whose docstrings say more."""
 
     def __init__(self, config: QueueConfig) -> None:
         self._config = config
         self._classes = tuple(FairShare() for _ in CLASSES)  # the best first
-        self._places: dict[Ticket, Place] = {}
-        self._expiries: list[tuple[float, int, Place]] = []
-        self._arrivals: deque[Place] = deque()  # of all but batch work, in this order; some left meanwhile
+        self._entries: dict[Ticket, QueueEntry] = {}
+        self._expiries: list[tuple[float, int, QueueEntry]] = []
+        self._arrivals: deque[QueueEntry] = deque()  # all but batch work, by arrival; some are no longer live
         self._tie = itertools.count()
-        self._total = _Sum()
-        self._tenants: dict[str, _Sum] = {}
+        self._total = _Totals()
+        self._tenants: dict[str, _Totals] = {}
         self._num_popped = 0
-        self._served = [0] * len(CLASSES)  # the number of the last pop that was each class's
+        self._served = [0] * len(CLASSES)  # for each class, the number of its last pop
 
     def configure(self, config: QueueConfig) -> None:
-        """Other bounds from now on. Who waits already stays."""
+        """Set other bounds for new requests. Waiting requests stay."""
         self._config = config
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     @property
     def num_tokens(self) -> int:
@@ -70,45 +69,50 @@ class RequestQueue:
 
     @property
     def by_class(self) -> tuple[int, int, int, int]:
-        """How many wait in each class, the best first."""
+        """The number of waiting requests in each class, critical first."""
         critical, interactive, normal, batch = self._classes
         return critical.num_live, interactive.num_live, normal.num_live, batch.num_live
 
     def num_ahead(self, request: Request) -> int:
-        """How many of those that wait would be taken before a newcomer, by class and fair share. An estimate."""
-        line = class_index(request.priority)
-        return sum(better.num_live for better in self._classes[:line]) + self._classes[line].num_ahead(request)
+        """How many waiting requests would be taken before a new request, by class and fair share. An estimate."""
+        class_number = class_index(request.priority)
+        return sum(better.num_live for better in self._classes[:class_number]) + self._classes[class_number].num_ahead(
+            request
+        )
 
-    # -- coming -----------------------------------------------------------------------------
+    # -- adding -----------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raises Overloaded (queue_full, tenant_queue_full) when the request may not wait as well."""
-        problem = self._problem(request, self._total, self._tenants.get(request.tenant, _Sum()))
+        """Raises Overloaded (queue_full, tenant_queue_full) when the request would exceed a bound."""
+        problem = self._exceeded_bound(request, self._total, self._tenants.get(request.tenant, _Totals()))
         if problem is not None:
             try:
                 raise problem
             finally:
-                del problem  # its traceback has this frame: a circle, which would be freed late
+                del problem  # its traceback refers to this frame: a reference cycle would delay freeing
 
     def make_room(self, request: Request) -> list[Ticket]:
-        """Take out waiting requests of lower classes, the lowest and youngest first, if the request can
-        wait in their place; they must be ended. Empty: it fits as it is, or not even so (``check`` says why)."""
+        """Remove waiting requests of lower classes, the lowest and youngest first, so that the request fits.
+
+        The caller must end the requests that are returned. The list is empty where the request fits as it is, and where
+        it would not fit even so (``check`` raises the reason).
+        """
         total = self._total.copy()
-        own = self._tenants.get(request.tenant, _Sum()).copy()
-        problem = self._problem(request, total, own)
+        own = self._tenants.get(request.tenant, _Totals()).copy()
+        problem = self._exceeded_bound(request, total, own)
         victims: list[Ticket] = []
-        for line in reversed(self._classes[class_index(request.priority) + 1 :]):
-            for place in line.youngest_first():
+        for share in reversed(self._classes[class_index(request.priority) + 1 :]):
+            for entry in share.youngest_first():
                 if problem is None or len(victims) == _MAX_DISPLACED:
                     break
-                victim = place.ticket.request
+                victim = entry.ticket.request
                 if problem.code == "tenant_queue_full" and victim.tenant != request.tenant:
                     continue
                 total.subtract(victim)
                 if victim.tenant == request.tenant:
                     own.subtract(victim)
-                victims.append(place.ticket)
-                problem = self._problem(request, total, own)
+                victims.append(entry.ticket)
+                problem = self._exceeded_bound(request, total, own)
         if problem is not None:
             return []
         for ticket in victims:
@@ -116,72 +120,72 @@ class RequestQueue:
         return victims
 
     def push(self, ticket: Ticket) -> None:
-        """Let a ticket wait. Its ``queued_at``, ``expires_at`` and ``due_at`` count as they are now."""
+        """Add a ticket. Later changes of its ``queued_at``, ``expires_at`` and ``due_at`` have no effect."""
         assert not ticket.is_waiting, f"request {ticket.request.id} waits twice"
         ticket.is_waiting = True
         request = ticket.request
-        place = self._places[ticket] = self._classes[class_index(request.priority)].push(ticket)
+        entry = self._entries[ticket] = self._classes[class_index(request.priority)].push(ticket)
         self._total.add(request)
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
-            tenant = self._tenants[request.tenant] = _Sum()
+            tenant = self._tenants[request.tenant] = _Totals()
         tenant.add(request)
         expires_at = min(ticket.expires_at, ticket.due_at)
         if expires_at < math.inf:
-            heapq.heappush(self._expiries, (expires_at, next(self._tie), place))
+            heapq.heappush(self._expiries, (expires_at, next(self._tie), entry))
         if not is_batch_work(request):
-            self._arrivals.append(place)
+            self._arrivals.append(entry)
 
-    # -- leaving ----------------------------------------------------------------------------
+    # -- removing ---------------------------------------------------------------------------
 
     def pop(self, *, accepts: Accepts | None = None, with_suspects: bool = True) -> Ticket | None:
-        """The next ticket to be worked on; None: there is none that may go.
+        """Remove and return the next ticket to dispatch; None: no ticket can be dispatched.
 
-        ``accepts``: whether a replica that has room can run it. Of each tenant at most
-        ``fair_share.LOOK_AHEAD`` tickets are asked about, the oldest first: what a tenant sends behind so
-        many that cannot run waits with them.
+        ``accepts``: whether a replica with room can run a ticket. It is called for at most ``fair_share.LOOK_AHEAD``
+        tickets of each tenant, the oldest first. Requests behind so many that cannot run wait with them.
+        ``with_suspects``: whether suspects may be returned.
         """
-        order = [index for index, line in enumerate(self._classes) if line.num_live]
+        order = [index for index, share in enumerate(self._classes) if share.num_live]
         if (self._num_popped + 1) % self._config.aging_every == 0:
             order.sort(key=self._served.__getitem__)
         for index in order:
-            place = self._classes[index].take(accepts, with_suspects)
-            if place is not None:
+            entry = self._classes[index].pop(accepts, with_suspects)
+            if entry is not None:
                 self._num_popped += 1
                 self._served[index] = self._num_popped
-                self._left(place.ticket)
-                return place.ticket
+                self._removed(entry.ticket)
+                return entry.ticket
         return None
 
     def remove(self, ticket: Ticket) -> None:
-        """Take a ticket out. Idempotent."""
-        place = self._places.get(ticket)
-        if place is not None:
-            self._classes[class_index(ticket.request.priority)].drop(place)
-            self._left(ticket)
+        """Remove a ticket. Idempotent."""
+        entry = self._entries.get(ticket)
+        if entry is not None:
+            self._classes[class_index(ticket.request.priority)].remove(entry)
+            self._removed(ticket)
 
     def pop_expired(self, now: float) -> list[Ticket]:
-        """Every ticket that has waited too long, in the order of expiry; they wait no more."""
+        """Remove and return the tickets whose ``expires_at`` or ``due_at`` has passed, in that order."""
         expired = []
         while self._expiries and (not self._expiries[0][2].is_live or self._expiries[0][0] <= now):
-            place = heapq.heappop(self._expiries)[2]
-            if place.is_live:
-                self.remove(place.ticket)
-                expired.append(place.ticket)
+            entry = heapq.heappop(self._expiries)[2]
+            if entry.is_live:
+                self.remove(entry.ticket)
+                expired.append(entry.ticket)
         return expired
 
-    def pop_longest(self, until: float) -> list[Ticket]:
-        """Every ticket that has waited since ``until`` or before, by arrival; they wait no more. Batch work stays."""
+    def pop_waiting_since(self, until: float) -> list[Ticket]:
+        """Remove and return the tickets queued at ``until`` or before, by arrival. Batch work stays."""
         found = []
         while (oldest_at := self.oldest_at) is not None and oldest_at <= until:
-            place = self._arrivals.popleft()
-            self.remove(place.ticket)
-            found.append(place.ticket)
+            entry = self._arrivals.popleft()
+            self.remove(entry.ticket)
+            found.append(entry.ticket)
         return found
 
     @property
     def oldest_at(self) -> float | None:
-        """Since when the one that has waited for the longest does. Batch work does not count."""
+        """When the ticket that has waited for the longest was queued, batch work not counted; None: none waits."""
         arrivals = self._arrivals
         while arrivals and not arrivals[0].is_live:
             arrivals.popleft()
@@ -189,48 +193,50 @@ class RequestQueue:
 
     @property
     def next_expiry(self) -> float | None:
-        """When ``pop_expired`` has something to do, at the earliest."""
+        """The earliest time at which ``pop_expired`` may return a ticket; None: no ticket expires."""
         return self._expiries[0][0] if self._expiries else None
 
     def clear(self) -> list[Ticket]:
-        """Take everything out: by class, then by arrival."""
-        waiting = sorted(self._places, key=lambda ticket: (class_index(ticket.request.priority), ticket.number))
+        """Remove and return all tickets, by class, then by arrival."""
+        waiting = sorted(self._entries, key=lambda ticket: (class_index(ticket.request.priority), ticket.number))
         for ticket in waiting:
             self.remove(ticket)
         return waiting
 
     def remove_if(self, condition: Callable[[Ticket], bool]) -> list[Ticket]:
-        """Take out all that meet a condition, by arrival. Asks about each that waits."""
-        found = sorted((ticket for ticket in self._places if condition(ticket)), key=lambda ticket: ticket.number)
+        """Remove and return the tickets that meet a condition, by arrival. Calls it for every waiting ticket."""
+        found = sorted((ticket for ticket in self._entries if condition(ticket)), key=lambda ticket: ticket.number)
         for ticket in found:
             self.remove(ticket)
         return found
 
     def settle(self, ticket: Ticket, num_tokens: int) -> None:
-        """A request that had been taken ended and has cost so many tokens: what its tenant paid more is given
-        back, what it paid less is charged. Once for each; nothing happens for one that was never taken."""
+        """Correct the tenant's charge for a dispatched request that ended, by the tokens that it really cost.
+
+        Has no effect for a request that was never dispatched, or a second time.
+        """
         if ticket.is_charged:
             ticket.is_charged = False
             request = ticket.request
             self._classes[class_index(request.priority)].settle(request, num_tokens)
 
-    def _left(self, ticket: Ticket) -> None:
+    def _removed(self, ticket: Ticket) -> None:
         ticket.is_waiting = False
-        del self._places[ticket]
+        del self._entries[ticket]
         request = ticket.request
         self._total.subtract(request)
         tenant = self._tenants[request.tenant]
         tenant.subtract(request)
         if not tenant.requests:
             del self._tenants[request.tenant]
-        if len(self._expiries) > _SLACK + 4 * len(self._places):
-            # A queue that stands still must not grow with every client that leaves.
+        if len(self._expiries) > _SLACK + 4 * len(self._entries):
+            # Expiries of removed tickets are cleared: without dispatches they would grow with every cancellation.
             self._expiries = [expiry for expiry in self._expiries if expiry[2].is_live]
             heapq.heapify(self._expiries)
-        if len(self._arrivals) > _SLACK + 4 * len(self._places):
-            self._arrivals = deque(place for place in self._arrivals if place.is_live)
+        if len(self._arrivals) > _SLACK + 4 * len(self._entries):
+            self._arrivals = deque(entry for entry in self._arrivals if entry.is_live)
 
-    def _problem(self, request: Request, total: _Sum, own: _Sum) -> Overloaded | None:
+    def _exceeded_bound(self, request: Request, total: _Totals, own: _Totals) -> Overloaded | None:
         config = self._config
         bounds = (
             ("requests", total.requests, 1, config.max_requests, own.requests),
@@ -240,8 +246,8 @@ class RequestQueue:
         for noun, used, more, bound, _ in bounds:
             if used + more > bound:
                 return Overloaded(
-                    f"The model's queue is full: {used} {noun} wait already, the request has {more}, and {bound} may wait. "
-                    "Try again later.",
+                    f"The model's queue is full: {used} {noun} wait already, the request has {more}, and {bound} may "
+                    "wait. Try again later.",
                     code="queue_full",
                 )
         if not own.requests or own.requests == total.requests:
@@ -256,8 +262,8 @@ class RequestQueue:
         return None
 
 
-class _Sum:
-    """What waiting requests take of the bounds."""
+class _Totals:
+    """The requests, tokens and bytes of several waiting requests."""
 
     __slots__ = ("bytes", "requests", "tokens")
 
@@ -266,8 +272,8 @@ class _Sum:
         self.tokens = tokens
         self.bytes = num_bytes
 
-    def copy(self) -> _Sum:
-        return _Sum(self.requests, self.tokens, self.bytes)
+    def copy(self) -> _Totals:
+        return _Totals(self.requests, self.tokens, self.bytes)
 
     def add(self, request: Request) -> None:
         self.requests += 1
@@ -281,5 +287,5 @@ class _Sum:
 
 
 def is_batch_work(request: Request) -> bool:
-    """Whether it may wait for long: batch work."""
+    """Whether the request has the class batch, which may wait without a bound in time."""
     return class_of(request.priority) == "batch"
