@@ -27,7 +27,7 @@ from bench.grpc_floor import process, write_model
 from bench.hostile_bytes import Attack, flood_attacks, grpc_attacks, http1_floods, http_attacks, strike
 from inferd.config import ServerConfig
 from inferd.events import ignore
-from inferd.gateway.decode import MAX_WEIGHT
+from inferd.gateway.decode import MAX_DECODE_COST
 from inferd.gateway.grpc.rpc import Method
 from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.routes import ROUTES
@@ -79,7 +79,7 @@ async def _methods() -> dict[bytes, Method]:
 
 
 def all_attacks(model: str, key: str) -> Iterator[Attack]:
-    yield from http_attacks(ROUTES, lambda _: model, key, MAX_WEIGHT, 64)
+    yield from http_attacks(ROUTES, lambda _: model, key, MAX_DECODE_COST, 64)
     yield from http1_floods()
     yield from flood_attacks()
     yield from grpc_attacks(asyncio.run(_methods()), model, key)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferd.errors import InvalidRequest
 from inferd.gateway import decode as decoding
-from inferd.gateway.decode import MAX_WEIGHT, check_weight, decode
+from inferd.gateway.decode import MAX_DECODE_COST, check_decode_cost, decode
 from inferd.gateway.kserve import outline as pieces
 from inferd.gateway.openai.wire import chat_decoder, completion_decoder
 
@@ -43,12 +43,12 @@ def test_strings_have_no_weight_but_their_own_wherever_a_body_is_cut(value: obje
 
 
 HEAVY = {
-    "numbers": b'{"prompt":[' + b"1," * MAX_WEIGHT + b"1]}",
-    "empty texts": b'{"prompt":[' + b'"",' * MAX_WEIGHT + b'""]}',
-    "empty lists": b'{"documents":[' + b"[]," * MAX_WEIGHT + b"[]]}",
-    "keys": b'{"documents":{' + b'"":1,' * MAX_WEIGHT + b'"":1}}',
-    "messages": b'{"messages":[' + b'{"role":"user"},' * MAX_WEIGHT + b"1]}",
-    "quotes": b'"' * (4 * MAX_WEIGHT),
+    "numbers": b'{"prompt":[' + b"1," * MAX_DECODE_COST + b"1]}",
+    "empty texts": b'{"prompt":[' + b'"",' * MAX_DECODE_COST + b'""]}',
+    "empty lists": b'{"documents":[' + b"[]," * MAX_DECODE_COST + b"[]]}",
+    "keys": b'{"documents":{' + b'"":1,' * MAX_DECODE_COST + b'"":1}}',
+    "messages": b'{"messages":[' + b'{"role":"user"},' * MAX_DECODE_COST + b"1]}",
+    "quotes": b'"' * (4 * MAX_DECODE_COST),
 }
 
 
@@ -63,13 +63,13 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(name: str) ->
 
 @pytest.mark.parametrize("text", ["so, it is: a [text]. ", '{"a": [1, 2]}\n', "\\,\\\\,"])
 def test_a_large_text_is_no_large_number_of_values(text: str) -> None:
-    body = json.dumps({"prompt": text * (4 * MAX_WEIGHT // len(text))}).encode()
-    check_weight(body)
+    body = json.dumps({"prompt": text * (4 * MAX_DECODE_COST // len(text))}).encode()
+    check_decode_cost(body)
     assert decode(body, completion_decoder).prompt
 
 
 def test_as_many_tokens_as_a_long_context_has_are_read() -> None:
-    check_weight(json.dumps({"prompt": list(range(200_000))}).encode())
+    check_decode_cost(json.dumps({"prompt": list(range(200_000))}).encode())
 
 
 def pruned(value: object, levels: int) -> object:

@@ -29,7 +29,7 @@ from tests.gateway.grpc.running import running as grpc_running
 from tests.worker.watching import until_now
 
 from inferd.gateway.compression import decompress
-from inferd.gateway.decode import MAX_WEIGHT
+from inferd.gateway.decode import MAX_DECODE_COST
 from inferd.gateway.routes import ROUTES
 from inferd.tenancy.principal import GRANTABLE, Principal
 from inferd.types import End, Output, Prediction, PredictRequest, Timings, Usage
@@ -168,7 +168,7 @@ def slow(site: Running | GrpcRunning, attacks: Iterable[Attack], lines: Lines) -
 
 @pytest.mark.timeout(300)
 def test_no_request_over_http_makes_others_wait(http: Running, lines: Lines) -> None:
-    assert not slow(http, http_attacks(ROUTES, model_of, KEY, MAX_WEIGHT, 4), lines)
+    assert not slow(http, http_attacks(ROUTES, model_of, KEY, MAX_DECODE_COST, 4), lines)
 
 
 @pytest.mark.parametrize("attack", http1_floods(), ids=lambda attack: attack.bytes_of)

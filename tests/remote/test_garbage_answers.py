@@ -17,7 +17,7 @@ from tests.remote.test_relays import MESSAGES, Site, through, well
 from inferd.config import BreakerConfig, RetryConfig
 from inferd.errors import DeadlineExceeded, UpstreamFailed
 from inferd.events import HttpServed, RequestEnded
-from inferd.gateway import answering as answering_module
+from inferd.gateway import response_writer as writer_module
 from inferd.remote import openai as openai_module
 from inferd.remote.events import EventReader
 from inferd.remote.openai import Answer
@@ -267,7 +267,7 @@ def test_what_is_raised_while_a_client_is_written_to_ends_its_request_alone(
     async def then(site: Site) -> None:
         async with site.client() as client:
             with monkeypatch.context() as patch:
-                patch.setattr(answering_module.Answering, "_begin", _raise)
+                patch.setattr(writer_module.ResponseWriter, "_begin", _raise)
                 reply = await client.ask(body)
             assert (reply.status, reply.error["code"]) == (500, "internal_error")
             assert (await client.ask(body)).status == 200

@@ -61,10 +61,10 @@ def token_of(call: Call) -> str | None:
         if key is None:
             return _token_of_page(call)
         if call.count(b"x-api-key") > 1:
-            raise ambiguous()
+            raise ambiguous_key_error()
         return _text(key)
     if call.count(b"authorization") > 1:
-        raise ambiguous()
+        raise ambiguous_key_error()
     kind, _, token = given.partition(b" ")
     if kind.lower() == b"bearer":
         return _text(token)
@@ -80,11 +80,11 @@ def _token_of_page(call: Call) -> str | None:
     words = [word.strip() for value in offered for word in value.split(b",")]
     tokens = [word[len(BEARER) :] for word in words if word.startswith(BEARER)]
     if len(tokens) > 1:
-        raise ambiguous()
+        raise ambiguous_key_error()
     return _text(tokens[0]) if tokens else None
 
 
-def ambiguous() -> Unauthenticated:
+def ambiguous_key_error() -> Unauthenticated:
     return Unauthenticated("The request brings more than one API key; send one.")
 
 
@@ -104,7 +104,7 @@ def may_use(context: Context, principal: Principal, entry: str) -> bool:
     return any(principal.may_use(name) for name in names_of_entries(context.config.models).get(entry, ()))
 
 
-def visible(context: Context, principal: Principal) -> Sequence[ModelStatus]:
+def visible_models(context: Context, principal: Principal) -> Sequence[ModelStatus]:
     """The models a principal may use; to it there are no others."""
     served = context.router.models()
     if not principal.models:
@@ -125,7 +125,7 @@ def find_model(context: Context, call: Call, name: str | None) -> ModelStatus:
         status = context.router.model(name if entry is None else entry)
         if status is not None and may_use(context, call.principal, status.name):
             return status
-    seen = visible(context, call.principal)
+    seen = visible_models(context, call.principal)
     if name is not None:
         raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(seen)}.", param="model")
     if len(seen) == 1:
@@ -157,7 +157,7 @@ class Terms(NamedTuple):
 def terms_of(call: Call, *, priority: int | None, timeout: float | None) -> Terms:
     """From headers, the body's ``priority`` and ``timeout``, and what the key allows. Raises InvalidRequest."""
     principal = call.principal
-    deadline_s, first_byte_s = waits_of(_deadline(call, timeout), sdk_timeout(call.header), stream=call.stream)
+    deadline_s, first_byte_s = timeouts_of(_deadline(call, timeout), sdk_timeout(call.header), stream=call.stream)
     return Terms(
         _priority(call, priority),
         deadline_s,
@@ -227,7 +227,7 @@ def sdk_timeout(header: Callable[[bytes], bytes | None]) -> float | None:
     return None if told_s is None else told_s + SDK_GRACE_S
 
 
-def waits_of(
+def timeouts_of(
     deadline_s: float | None, sdk_timeout_s: float | None, *, stream: bool
 ) -> tuple[float | None, float | None]:
     """``deadline_s`` and ``first_byte_s`` of a request. The first byte of an answer that is no stream comes with its
@@ -263,13 +263,13 @@ class Cost(NamedTuple):
     expected: int
 
 
-class Described(Protocol):
+class HasModelInfo(Protocol):
     @property
     def info(self) -> ModelInfo | None: ...
 
 
 def cost_of(
-    model: Described, *, prompt_bytes: int, prompt_tokens: int, num_prompts: int, width: int, max_tokens: int | None
+    model: HasModelInfo, *, prompt_bytes: int, prompt_tokens: int, num_prompts: int, width: int, max_tokens: int | None
 ) -> Cost:
     """Bounds of a request's tokens before anything is tokenized.
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec import UNSET
 
-from inferd.gateway.caching import Question, cached, question_of
+from inferd.gateway.caching import CacheInputs, cache_inputs, get_or_compute
 from inferd.gateway.call import Answer, Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.generation import (
@@ -22,7 +22,7 @@ from inferd.gateway.generation import (
     ignored_header,
     submit_all,
 )
-from inferd.gateway.idempotency import once
+from inferd.gateway.idempotency import run_idempotent
 from inferd.gateway.openai.wire import GenerationFields
 from inferd.gateway.predictions import check_task
 from inferd.gateway.relay import relayed_answer
@@ -57,7 +57,7 @@ class Reply(Protocol):
     def writer(self, call: Call) -> DeltaWriter: ...
 
 
-def begin(context: Context, call: Call, body: GenerationFields, prefix: str) -> tuple[ModelStatus, str]:
+def begin_generation(context: Context, call: Call, body: GenerationFields, prefix: str) -> tuple[ModelStatus, str]:
     """The model that is asked for, and the answer's id. Raises ModelNotFound, InvalidRequest."""
     user = body.user
     model = model_for(context, call, body.model, "" if user is UNSET else bytes(user).decode())
@@ -68,7 +68,7 @@ def begin(context: Context, call: Call, body: GenerationFields, prefix: str) -> 
     return model, call.response_id(prefix)
 
 
-async def answered(context: Context, call: Call, raw: bytes, work: Work, reply: Reply) -> Answer:
+async def answer_generation(context: Context, call: Call, raw: bytes, work: Work, reply: Reply) -> Answer:
     """Raises InferdError for everything that can be known before the first token. ``raw`` is the body as it came,
     for a remote server that may answer instead."""
     model = work.model
@@ -101,7 +101,9 @@ async def answered(context: Context, call: Call, raw: bytes, work: Work, reply: 
         reply.fingerprint = fingerprint_of(context, model)
         return Response(200, reply.completion(call, collected), headers=headers)
 
-    def question() -> Question:
-        return question_of(work.body, model, work.sampling)
+    def inputs() -> CacheInputs:
+        return cache_inputs(work.body, model, work.sampling)
 
-    return await once(context, call, raw, model.name, lambda: cached(context, call, question, model.name, compute))
+    return await run_idempotent(
+        context, call, raw, model.name, lambda: get_or_compute(context, call, inputs, model.name, compute)
+    )

@@ -54,25 +54,25 @@ class AsyncRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         assert (self.status in ("done", "failed")) == (self.http_status is not None)
 
 
-class _Wish(msgspec.Struct, frozen=True):
+class _StreamField(msgspec.Struct, frozen=True):
     """All that is read of a body; of the rest no object is made."""
 
     stream: msgspec.Raw = msgspec.Raw()
 
 
-_wish: Final = msgspec.json.Decoder(_Wish)
+_stream_decoder: Final = msgspec.json.Decoder(_StreamField)
 
 
 class _Job:
     __slots__ = (
         "answer",
+        "cancel_requested",
         "created_at",
         "finished",
         "finished_at",
         "http_status",
         "id",
         "is_cancelled",
-        "left",
         "task",
         "tenant",
     )
@@ -83,7 +83,7 @@ class _Job:
         self.created_at = clock.wall()
         self.finished_at: float | None = None
         self.finished = asyncio.Event()
-        self.left = asyncio.Event()
+        self.cancel_requested = asyncio.Event()
         self.is_cancelled = False
         self.http_status = 0
         self.answer = b""
@@ -110,7 +110,7 @@ class _Job:
         )
 
 
-class _Share:
+class _TenantAnswers:
     """What is kept for one tenant."""
 
     __slots__ = ("jobs", "num_bytes")
@@ -127,10 +127,10 @@ class Background:
         self._jobs: dict[str, _Job] = {}
         self._kept: dict[str, _Job] = {}  # those that have ended, the first to do so first
         self._kept_bytes = 0
-        self._shares: dict[str, _Share] = {}  # of what is kept, by tenant
+        self._by_tenant: dict[str, _TenantAnswers] = {}  # of what is kept, by tenant
         self._num_running: Counter[str] = Counter()  # by tenant
 
-    def begin(self, application: Application, call: Call, body: bytes) -> Response:
+    def start(self, application: Application, call: Call, body: bytes) -> Response:
         """Start what ``call`` asks for; the answer is its handle. Raises Overloaded."""
         self._forget_old(clock.wall())
         tenant = call.principal.tenant
@@ -149,13 +149,13 @@ class Background:
         headers = ((b"location", f"/v1/async/{job.id}".encode()), (b"preference-applied", b"respond-async"))
         return Response(202, msgspec.json.encode(job.report()), headers=headers)
 
-    async def look(self, call: Call, job_id: str) -> Response:
+    async def poll(self, call: Call, job_id: str) -> Response:
         """How far it is; ``Prefer: wait=30`` waits so many seconds (60 at most) for the end. Raises RouteNotFound."""
         job = self._find(call, job_id)
         wait = _WAIT.search(call.header(b"prefer") or b"")
         if wait is not None and not job.finished.is_set():
             with contextlib.suppress(TimeoutError):
-                await call.watched(asyncio.wait_for(job.finished.wait(), min(float(wait[1]), MAX_WAIT_S)))
+                await call.with_cancellation(asyncio.wait_for(job.finished.wait(), min(float(wait[1]), MAX_WAIT_S)))
         return Response(200, msgspec.json.encode(job.report()))
 
     def cancel(self, call: Call, job_id: str) -> Response:
@@ -165,7 +165,7 @@ class Background:
             self._forget(job)
         else:
             job.is_cancelled = True
-            job.left.set()
+            job.cancel_requested.set()
         return Response(204)
 
     def _find(self, call: Call, job_id: str) -> _Job:
@@ -187,7 +187,7 @@ class Background:
         async def receive() -> Message:
             nonlocal is_read
             if is_read:
-                await job.left.wait()
+                await job.cancel_requested.wait()
                 return {"type": "http.disconnect"}
             is_read = True
             return {"type": "http.request", "body": body, "more_body": False}
@@ -212,16 +212,16 @@ class Background:
             self._keep(job)
 
     def _keep(self, job: _Job) -> None:
-        share = self._shares.setdefault(job.tenant, _Share())
+        share = self._by_tenant.setdefault(job.tenant, _TenantAnswers())
         self._kept[job.id] = share.jobs[job.id] = job
         share.num_bytes += len(job.answer)
         self._kept_bytes += len(job.answer)
         while self._kept_bytes > MAX_KEPT_BYTES:
-            self._forget_first(max(self._shares.values(), key=lambda share: share.num_bytes))
+            self._forget_first(max(self._by_tenant.values(), key=lambda share: share.num_bytes))
         while len(self._kept) > MAX_KEPT:
-            self._forget_first(max(self._shares.values(), key=lambda share: len(share.jobs)))
+            self._forget_first(max(self._by_tenant.values(), key=lambda share: len(share.jobs)))
 
-    def _forget_first(self, share: _Share) -> None:
+    def _forget_first(self, share: _TenantAnswers) -> None:
         self._forget(next(iter(share.jobs.values())))
 
     def _forget_old(self, now: float) -> None:
@@ -234,11 +234,11 @@ class Background:
     def _forget(self, job: _Job) -> None:
         del self._jobs[job.id], self._kept[job.id]
         self._kept_bytes -= len(job.answer)
-        share = self._shares[job.tenant]
+        share = self._by_tenant[job.tenant]
         del share.jobs[job.id]
         share.num_bytes -= len(job.answer)
         if not share.jobs:
-            del self._shares[job.tenant]
+            del self._by_tenant[job.tenant]
 
 
 def _as_json(answer: bytes) -> bytes:
@@ -250,7 +250,7 @@ def _as_json(answer: bytes) -> bytes:
     return answer
 
 
-def is_wanted(call: Call) -> bool:
+def prefers_async(call: Call) -> bool:
     """Whether the client would rather have a handle than wait."""
     preferences = call.header(b"prefer")
     return preferences is not None and b"respond-async" in [part.strip().lower() for part in preferences.split(b",")]
@@ -259,7 +259,7 @@ def is_wanted(call: Call) -> bool:
 def refuse_stream(body: bytes) -> None:
     """A stream needs somebody who reads it. Raises InvalidRequest."""
     with contextlib.suppress(ValueError, RecursionError):
-        if bytes(_wish.decode(body).stream) == b"true":
+        if bytes(_stream_decoder.decode(body).stream) == b"true":
             raise InvalidRequest(
                 "stream cannot be true with the header 'Prefer: respond-async'; leave one of them out.", param="stream"
             )

@@ -23,7 +23,7 @@ from inferd.gateway.call import DONE, EVENTS_HEADERS, EVENTS_TYPE, Answer, Call,
 from inferd.gateway.context import Context
 from inferd.gateway.decode import decode
 from inferd.gateway.generation import ignored_header
-from inferd.gateway.idempotency import part_of_answer
+from inferd.gateway.idempotency import stored_headers
 from inferd.gateway.openai.wire import IGNORED, GenerationFields
 from inferd.gateway.upstream import ModelStatus
 from inferd.http.asgi import Headers
@@ -36,7 +36,7 @@ _MISS: Final[Headers] = ((b"x-inferd-cache", b"miss"),)
 Compute = Callable[[], Awaitable[Answer]]
 
 
-class Question(NamedTuple):
+class CacheInputs(NamedTuple):
     """What decides an answer, and whether it is decided at all."""
 
     model: str
@@ -44,17 +44,17 @@ class Question(NamedTuple):
     body: bytes | msgspec.Struct
     form: bytes  # of a streamed answer: which frames there are
     stream: bool
-    is_drawn: bool  # at random: asked again, it may be another
+    is_random: bool  # at random: asked again, it may be another
     timeout: float | None
     is_exact: bool = False  # the body is not looked into
 
 
-def question_of(body: GenerationFields, model: ModelStatus, sampling: SamplingParams) -> Question:
+def cache_inputs(body: GenerationFields, model: ModelStatus, sampling: SamplingParams) -> CacheInputs:
     """Requests that differ in what does not change the answer ask the same. A temperature that is not
     given is the model's choice, which may be to draw."""
     neutral = dict.fromkeys(IGNORED[type(body)], UNSET)
     streamed = bool(body.stream) and body.stream_options is not None
-    return Question(
+    return CacheInputs(
         model.name,
         model.info.fingerprint if model.info is not None else None,
         msgspec.structs.replace(body, model=None, request_id=None, **neutral),
@@ -76,11 +76,11 @@ class _RelayedFields(msgspec.Struct, frozen=True):
 _relayed: Final = msgspec.json.Decoder(_RelayedFields)
 
 
-def question_of_relayed(context: Context, name: str, body: bytes) -> Question:
+def relay_cache_inputs(context: Context, name: str, body: bytes) -> CacheInputs:
     """Likewise for a model that runs elsewhere: its servers stand for its weights. Raises InvalidRequest."""
     fields = decode(body, _relayed)
     servers = [f"{remote.url} {remote.model}" for remote in context.config.models[name].upstreams]
-    return Question(
+    return CacheInputs(
         name,
         "remote " + ", ".join(servers),
         body,
@@ -91,42 +91,42 @@ def question_of_relayed(context: Context, name: str, body: bytes) -> Question:
     )
 
 
-async def cached(
-    context: Context, call: Call, question: Callable[[], Question], model: str, compute: Compute
+async def get_or_compute(
+    context: Context, call: Call, read_inputs: Callable[[], CacheInputs], model: str, compute: Compute
 ) -> Answer:
     """A kept answer, or what ``compute`` answers, which is then kept. A hit computes no tokens, and so
     costs one request of the quota and none of its tokens."""
     config = context.caching_of(model)
     if context.cache is None or not config.enabled:
         return await compute()
-    asked = question()
-    wishes = {wish.strip().lower() for wish in (call.header(b"cache-control") or b"").split(b",")}
-    if asked.fingerprint is None or (asked.is_drawn and not config.any_temperature) or b"no-store" in wishes:
+    inputs = read_inputs()
+    directives = {part.strip().lower() for part in (call.header(b"cache-control") or b"").split(b",")}
+    if inputs.fingerprint is None or (inputs.is_random and not config.any_temperature) or b"no-store" in directives:
         return await compute()
     key = cache_key(
         call.principal.tenant,
         model,
-        asked.fingerprint,
-        f"{call.route} {asked.form.decode()}",
-        asked.body,
-        stream=asked.stream,
-        is_exact=asked.is_exact,
+        inputs.fingerprint,
+        f"{call.route} {inputs.form.decode()}",
+        inputs.body,
+        stream=inputs.stream,
+        is_exact=inputs.is_exact,
     )
-    keeper = _Keeper(context, call, context.cache, key, model, config.ttl_s)
-    if b"no-cache" not in wishes:
-        kept = await keeper.look(terms_of(call, priority=None, timeout=asked.timeout).deadline_s)
+    lookup = _Lookup(context, call, context.cache, key, model, config.ttl_s)
+    if b"no-cache" not in directives:
+        kept = await lookup.find(terms_of(call, priority=None, timeout=inputs.timeout).deadline_s)
         if kept is not None:
-            return _again(context, call, model, kept)
-    return await keeper.fill(compute)
+            return _hit(context, call, model, kept)
+    return await lookup.compute(compute)
 
 
-def _again(context: Context, call: Call, model: str, kept: CachedAnswer) -> Response:
+def _hit(context: Context, call: Call, model: str, kept: CachedAnswer) -> Response:
     reserve(context, call, model)
     streamed = EVENTS_HEADERS if kept.content_type == EVENTS_TYPE else ()
     return Response(200, kept.body, kept.content_type, (*kept.headers, *_HIT, *ignored_header(call.ignored), *streamed))
 
 
-class _Keeper:
+class _Lookup:
     """One request's dealings with the cache."""
 
     __slots__ = ("_cache", "_call", "_context", "_flight", "_key", "_model", "_ttl_s")
@@ -142,7 +142,7 @@ class _Keeper:
         self._ttl_s = ttl_s
         self._flight: asyncio.Future[CachedAnswer | None] | None = None  # who asks the same waits for it
 
-    async def look(self, deadline_s: float | None) -> CachedAnswer | None:
+    async def find(self, deadline_s: float | None) -> CachedAnswer | None:
         """The answer, if there is one or somebody is computing it. Raises DeadlineExceeded."""
         for _ in range(MAX_WAITS):
             kept = await self._cache.get(self._key)
@@ -152,9 +152,9 @@ class _Keeper:
                     break
                 kept = await self._wait(flight, deadline_s)
             if kept is not None:
-                self._tell("hit", len(kept.body))
+                self._emit_event("hit", len(kept.body))
                 return kept
-        self._tell("miss", 0)
+        self._emit_event("miss", 0)
         return None
 
     async def _wait(self, flight: asyncio.Future[CachedAnswer | None], deadline_s: float | None) -> CachedAnswer | None:
@@ -164,38 +164,38 @@ class _Keeper:
             raise DeadlineExceeded("The deadline passed while the same request of another client was computed.")
         return flight.result()
 
-    async def fill(self, compute: Compute) -> Answer:
+    async def compute(self, compute: Compute) -> Answer:
         """Compute, and keep what comes of it."""
         if self._key not in self._context.flights:
             self._flight = asyncio.get_running_loop().create_future()
             self._context.flights[self._key] = self._flight
-            self._call.closers.append(self._land)
+            self._call.closers.append(self._end_flight)
         answer = await compute()
         if isinstance(answer, EventStream):
-            return EventStream(self._kept(answer.frames), (*answer.headers, *_MISS))
+            return EventStream(self._recorded(answer.frames), (*answer.headers, *_MISS))
         if answer.status == 200:
-            await self._keep(answer.content_type, answer.body, part_of_answer(answer.headers))
+            await self._store(answer.content_type, answer.body, stored_headers(answer.headers))
         return Response(answer.status, answer.body, answer.content_type, (*answer.headers, *_MISS))
 
-    async def _kept(self, frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        said: list[bytes] | None = []
+    async def _recorded(self, frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        recorded: list[bytes] | None = []
         num_bytes = 0
         limit = self._context.config.cache.max_entry_bytes
         try:
             async for frame in frames:
-                if said is not None:
-                    said.append(frame)
+                if recorded is not None:
+                    recorded.append(frame)
                     num_bytes += len(frame)
                     if num_bytes > limit:
-                        said = None
-                        self._land()
+                        recorded = None
+                        self._end_flight()
                     elif frame.endswith(DONE):
-                        await self._keep(EVENTS_TYPE, b"".join(said))
+                        await self._store(EVENTS_TYPE, b"".join(recorded))
                 yield frame
         finally:
             await frames.aclose()
 
-    async def _keep(self, content_type: bytes, body: bytes, headers: Headers = ()) -> None:
+    async def _store(self, content_type: bytes, body: bytes, headers: Headers = ()) -> None:
         usage = self._call.usage_so_far
         answer = CachedAnswer(
             content_type,
@@ -204,17 +204,17 @@ class _Keeper:
             usage.completion_tokens if usage is not None else 0,
             headers,
         )
-        self._land(answer)
+        self._end_flight(answer)
         if len(body) <= self._context.config.cache.max_entry_bytes:
             await self._cache.put(self._key, answer, self._ttl_s)
-            self._tell("store", len(body))
+            self._emit_event("store", len(body))
 
-    def _land(self, answer: CachedAnswer | None = None) -> None:
+    def _end_flight(self, answer: CachedAnswer | None = None) -> None:
         """Nobody waits any longer. Idempotent."""
         flight, self._flight = self._flight, None
         if flight is not None:
             self._context.flights.pop(self._key, None)
             flight.set_result(answer)
 
-    def _tell(self, result: Literal["hit", "miss", "store"], num_bytes: int) -> None:
+    def _emit_event(self, result: Literal["hit", "miss", "store"], num_bytes: int) -> None:
         self._context.emit(CacheLooked(model=self._model, result=result, bytes=num_bytes))

@@ -48,7 +48,7 @@ SDK_TIMEOUT_HEADERS: Final = (b"x-stainless-timeout", b"x-stainless-read-timeout
 
 EVENTS_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
-_GRAVITY: Final = ("done", "cancelled", "refused", "failed")
+_SEVERITY: Final = ("done", "cancelled", "refused", "failed")
 """How streams end. The call ends like the worst of them: where one fails, the others are cancelled."""
 
 # Ids must differ, not be secret: a system call for each would cost more than the rest of a call.
@@ -108,6 +108,7 @@ class Call:
         "_num_prompts_known",
         "_over",
         "_prompt_tokens",
+        "client_left",
         "closers",
         "common_headers",
         "error_code",
@@ -115,7 +116,6 @@ class Call:
         "errors",
         "finish_reasons",
         "given_request_id",
-        "gone",
         "header",
         "headers",
         "http_version",
@@ -174,7 +174,7 @@ class Call:
         self.stream = False
         self.streams: list[Stream] = []
         self.ignored: list[str] = []
-        self.gone = False
+        self.client_left = False
         self.is_complete = False  # the last part of the answer is on its way
         self.outcome: str | None = None
         self.finish_reasons: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ class Call:
         for stream in self.streams:
             stream.close()
 
-    async def watched(self, answer: Awaitable[T]) -> T:
+    async def with_cancellation(self, answer: Awaitable[T]) -> T:
         """Work on an answer, from now on aware of the client leaving; the body must have been read.
 
         When it leaves, in the queue or in the middle of a stream, its requests are cancelled at once
@@ -209,9 +209,9 @@ class Call:
     async def _watch(self, serving: asyncio.Task[Any]) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
-        if self.is_complete or self.gone:
+        if self.is_complete or self.client_left:
             return
-        self.gone = True
+        self.client_left = True
         self.close_streams()
         serving.cancel()
 
@@ -232,9 +232,9 @@ class Call:
             return
         self._num_open, self._over = len(running), over
         for stream in running:
-            stream.when_over(self._heard)
+            stream.when_over(self._stream_ended)
 
-    def _heard(self) -> None:
+    def _stream_ended(self) -> None:
         self._num_open -= 1
         over = self._over
         if not self._num_open and over is not None:
@@ -246,7 +246,7 @@ class Call:
         ends = [stream.end for stream in self.streams if stream.end is not None]
         if ends:
             self.usage = self.usage_so_far
-            self.outcome = max([end.outcome for end in ends], key=_GRAVITY.index)
+            self.outcome = max([end.outcome for end in ends], key=_SEVERITY.index)
             self.timings = max([end.timings for end in ends], key=lambda timings: timings.finished or 0.0)
         self.streams.clear()
         if self.permit is not None:
@@ -258,7 +258,7 @@ class Call:
         """How the request for work ended; a call that never got so far was refused."""
         if self.outcome is not None:
             return self.outcome
-        if self.gone:
+        if self.client_left:
             return "cancelled"
         return "refused" if self.error_code is not None else "done"
 
@@ -274,14 +274,14 @@ class Call:
             sum([usage.cached_tokens for usage in found]),
         )
 
-    def learned(self, prompt_tokens: int) -> None:
+    def note_prompt_tokens(self, prompt_tokens: int) -> None:
         """One stream's prompt is so long. When all are known, the quota gets back what is too much."""
         self._num_prompts_known += 1
         self._prompt_tokens += prompt_tokens
         if self.permit is not None and self._num_prompts_known == len(self.streams):
             self.permit.learned(self._prompt_tokens)
 
-    async def put(self, body: bytes, *, more: bool) -> None:
+    async def send_body(self, body: bytes, *, more: bool) -> None:
         """Send a part of the answer's body; waits while there is no room for more. The connection gives up
         on a client that never makes any."""
         self.response_bytes += len(body)
@@ -398,12 +398,12 @@ async def send_response(call: Call, response: Response) -> None:
         await call.send({"type": "http.response.body", "body": body})
         return
     for start in range(0, len(body), SEND_PIECE_BYTES):
-        await call.put(body[start : start + SEND_PIECE_BYTES], more=True)
-    await call.put(b"", more=False)
+        await call.send_body(body[start : start + SEND_PIECE_BYTES], more=True)
+    await call.send_body(b"", more=False)
 
 
 async def send_events(call: Call, events: EventStream) -> None:
-    """Send frames as they come. ``call.put`` waits when the client reads slower than we write."""
+    """Send frames as they come. ``call.send_body`` waits when the client reads slower than we write."""
     call.status = 200
     headers = [
         (b"x-request-id", call.request_id.encode("ascii")),
@@ -417,8 +417,8 @@ async def send_events(call: Call, events: EventStream) -> None:
     await call.send({"type": "http.response.start", "status": 200, "headers": headers})
     async with contextlib.aclosing(events.frames) as frames:
         async for frame in frames:
-            await call.put(frame, more=True)
-    await call.put(b"", more=False)
+            await call.send_body(frame, more=True)
+    await call.send_body(b"", more=False)
 
 
 def served_event(call: Call, now: float) -> HttpServed:
@@ -427,7 +427,7 @@ def served_event(call: Call, now: float) -> HttpServed:
         request_id=call.request_id,
         method=printable(call.method, 16),
         route=call.route,
-        status=CLIENT_LEFT if call.gone else call.status or 500,
+        status=CLIENT_LEFT if call.client_left else call.status or 500,
         duration_s=now - call.started_at,
         request_bytes=call.request_bytes,
         response_bytes=call.response_bytes,

@@ -41,7 +41,7 @@ def encoding_of(call: Call) -> Encoding | None:
     )
 
 
-async def opened(body: bytes, encoding: Encoding | None, max_bytes: int) -> bytes:
+async def decompressed(body: bytes, encoding: Encoding | None, max_bytes: int) -> bytes:
     """The body as it was before it was compressed. Raises InvalidRequest, and BodyTooLarge before it takes more
     than ``max_bytes``."""
     if encoding is None:

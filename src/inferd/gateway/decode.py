@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 # Above this size decoding is done on another thread, so that the event loop keeps breathing.
 OFF_LOOP_BYTES: Final = 128 * 1024
-MAX_WEIGHT: Final = 1 << 18  # of a body that is decoded, in numbers of a list: some 30 ms of a processor
+MAX_DECODE_COST: Final = 1 << 18  # of a body that is decoded, in numbers of a list: some 30 ms of a processor
 
 _PIECE_BYTES: Final = 256 * 1024  # that are counted in one go
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?P<at>.*))?$", re.DOTALL)
@@ -47,8 +47,8 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """As ``decode_body``, on the calling thread."""
     if not body:
         raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
-    if len(body) > MAX_WEIGHT:
-        check_weight(body)
+    if len(body) > MAX_DECODE_COST:
+        check_decode_cost(body)
     try:
         decoded = decoder.decode(body)
         if may_repeat_keys(body):
@@ -77,27 +77,27 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     return decoded
 
 
-async def weighed(body: bytes) -> bytes:
-    """The body, which is no heavier than ``check_weight`` allows: to be asked before any decoder steps over it."""
-    if len(body) > MAX_WEIGHT:
-        await asyncio.to_thread(check_weight, body)
+async def within_decode_cost(body: bytes) -> bytes:
+    """The body, which is no heavier than ``check_decode_cost`` allows: to be asked before any decoder steps over it."""
+    if len(body) > MAX_DECODE_COST:
+        await asyncio.to_thread(check_decode_cost, body)
     return body
 
 
-def check_weight(body: bytes) -> None:
+def check_decode_cost(body: bytes) -> None:
     """Refuse JSON of so many values that decoding it would keep all other threads from running: the decoder holds the
     interpreter's lock until it is done. Raises InvalidRequest."""
     num_marks = 0
     for at in range(0, len(body), _PIECE_BYTES):
         piece = body[at : at + _PIECE_BYTES]
         num_marks += len(piece) - len(piece.translate(None, b',:[{"'))
-        if 4 * num_marks > MAX_WEIGHT:
+        if 4 * num_marks > MAX_DECODE_COST:
             break
     else:
         return
-    if _weight(body) > MAX_WEIGHT:
+    if _weight(body) > MAX_DECODE_COST:
         raise InvalidRequest(
-            f"The request body has more values than are read: {MAX_WEIGHT} numbers at most, of which a string counts "
+            f"The request body has more values than are read: {MAX_DECODE_COST} numbers at most, of which a string counts "
             "as two, and an object, a list and a key as five each; send fewer in a request, and tensors as binary "
             "data.",
             code="too_many_values",
@@ -105,13 +105,13 @@ def check_weight(body: bytes) -> None:
 
 
 def _weight(body: bytes) -> int:
-    """What decoding costs, in numbers of a list; counted until it is more than ``MAX_WEIGHT``."""
+    """What decoding costs, in numbers of a list; counted until it is more than ``MAX_DECODE_COST``."""
     weight = 0
     for piece in pieces(body):
         part = b"".join(piece.outside)
         weight += len(piece.outside) + part.count(b",")
         weight += 4 * (part.count(b":") + part.count(b"[") + part.count(b"{"))
-        if weight > MAX_WEIGHT:
+        if weight > MAX_DECODE_COST:
             break
     return weight
 

@@ -238,10 +238,10 @@ async def collect(call: Call, stream: Stream, n: int) -> Collected:
     collected = Collected(n)
     async for output in stream:
         if not isinstance(output, Output):
-            raise _misplaced()
+            raise _unexpected_relay()
         if output.prompt is not None:
             collected.prompt = output.prompt
-            call.learned(output.prompt.num_tokens)
+            call.note_prompt_tokens(output.prompt.num_tokens)
         for delta in output.deltas:
             collected.choices[delta.index].add(delta)
         if output.end is not None:
@@ -282,9 +282,9 @@ async def merge(call: Call, streams: Sequence[Stream]) -> AsyncGenerator[tuple[i
     if len(streams) == 1:
         async for output in streams[0]:
             if not isinstance(output, Output):
-                raise _misplaced()
+                raise _unexpected_relay()
             if output.prompt is not None:
-                call.learned(output.prompt.num_tokens)
+                call.note_prompt_tokens(output.prompt.num_tokens)
             yield 0, output
         return
     waiting = {asyncio.create_task(_next(stream)): number for number, stream in enumerate(streams)}
@@ -297,7 +297,7 @@ async def merge(call: Call, streams: Sequence[Stream]) -> AsyncGenerator[tuple[i
                 if output_or_none is not None:
                     waiting[asyncio.create_task(_next(streams[number]))] = number
                     if output_or_none.prompt is not None:
-                        call.learned(output_or_none.prompt.num_tokens)
+                        call.note_prompt_tokens(output_or_none.prompt.num_tokens)
                     yield number, output_or_none
     finally:
         for task in waiting:
@@ -310,15 +310,15 @@ async def _next(stream: Stream) -> Output | None:
     except StopAsyncIteration:
         return None
     if not isinstance(output, Output):
-        raise _misplaced()
+        raise _unexpected_relay()
     return output
 
 
-def _misplaced() -> InternalError:
+def _unexpected_relay() -> InternalError:
     return InternalError("A relayed answer came where outputs were expected. This is a bug.")
 
 
-async def started(outputs: AsyncGenerator[tuple[int, Output], None], call: Call) -> tuple[int, Output]:
+async def first_output(outputs: AsyncGenerator[tuple[int, Output], None], call: Call) -> tuple[int, Output]:
     """The first output, before any status is sent: a failure here is still a proper HTTP error."""
     try:
         number, output = await anext(outputs)

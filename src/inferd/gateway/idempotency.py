@@ -17,16 +17,16 @@ from inferd.gateway.errors import invalid
 from inferd.http.asgi import Headers
 from inferd.tenancy.idempotency import MAX_ANSWER_BYTES, MAX_KEY_CHARS, Claim, StoredAnswer
 
-_KEPT: Final = frozenset({b"inference-header-content-length"})
+_STORED_HEADERS: Final = frozenset({b"inference-header-content-length"})
 _REPLAYED: Final[Headers] = ((b"idempotent-replayed", b"true"),)
 
 
-def part_of_answer(headers: Headers) -> Headers:
+def stored_headers(headers: Headers) -> Headers:
     """Those headers that are kept with an answer."""
-    return tuple([header for header in headers if header[0].lower() in _KEPT])
+    return tuple([header for header in headers if header[0].lower() in _STORED_HEADERS])
 
 
-async def once(
+async def run_idempotent(
     context: Context, call: Call, raw: bytes, model: str, compute: Callable[[], Awaitable[Answer]]
 ) -> Answer:
     """What ``compute`` answers; where the request names an Idempotency-Key, computed once for all that
@@ -48,28 +48,28 @@ async def once(
     call.closers.append(found.abandon)  # however the call ends; nothing when it was finished
     answer = await compute()
     if isinstance(answer, EventStream):
-        return EventStream(_kept(answer.frames, answer.ending, found), answer.headers, answer.ending)
+        return EventStream(_recorded(answer.frames, answer.ending, found), answer.headers, answer.ending)
     if answer.status == 200:
         await found.finish(
-            StoredAnswer(answer.status, answer.content_type, answer.body, part_of_answer(answer.headers))
+            StoredAnswer(answer.status, answer.content_type, answer.body, stored_headers(answer.headers))
         )
     return answer
 
 
-async def _kept(frames: AsyncGenerator[bytes, None], ending: bytes, claim: Claim) -> AsyncGenerator[bytes, None]:
+async def _recorded(frames: AsyncGenerator[bytes, None], ending: bytes, claim: Claim) -> AsyncGenerator[bytes, None]:
     """Frames as they come. The last one waits until all are kept: a client that has seen the end is
     given the same again, even after a crash."""
-    said: list[bytes] | None = []
+    recorded: list[bytes] | None = []
     num_bytes = 0
     try:
         async for frame in frames:
-            if said is not None:
-                said.append(frame)
+            if recorded is not None:
+                recorded.append(frame)
                 num_bytes += len(frame)
                 if num_bytes > MAX_ANSWER_BYTES:
-                    said = None  # too large to be repeated; it is not held in memory either
+                    recorded = None  # too large to be repeated; it is not held in memory either
                 elif frame.endswith(ending):
-                    await claim.finish(StoredAnswer(200, EVENTS_TYPE, b"".join(said)))
+                    await claim.finish(StoredAnswer(200, EVENTS_TYPE, b"".join(recorded)))
             yield frame
     finally:
         await frames.aclose()

@@ -21,7 +21,7 @@ _HOST: Final = re.compile(
     rb"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}(?:%25[A-Za-z0-9._-]{1,32})?\])(?::(?P<port>[0-9]{1,5}))?"
 )
 _SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
-_MAX_KNOWN: Final = 256
+_MAX_HOST_RESULTS: Final = 256
 _EXPOSED: Final = (
     b"x-request-id, retry-after, idempotent-replayed, x-inferd-cache, x-inferd-ignored-params, "
     b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
@@ -34,7 +34,7 @@ _VARY: Final = (b"vary", b"origin")
 class Origins:
     """The rules of one configuration."""
 
-    __slots__ = ("_any_origin", "_hosts", "_known", "_origins")
+    __slots__ = ("_any_origin", "_host_results", "_hosts", "_origins")
 
     def __init__(self, config: ServerConfig) -> None:
         hosts = config.allowed_hosts
@@ -43,7 +43,7 @@ class Origins:
         self._hosts: tuple[str, ...] = () if "*" in hosts else tuple(host.lower() for host in hosts)
         self._origins = frozenset(origin.lower().rstrip("/").encode() for origin in config.cors_origins)
         self._any_origin = b"*" in self._origins
-        self._known: dict[bytes, bool] = {}  # answers for Host headers seen before
+        self._host_results: dict[bytes, bool] = {}  # answers for Host headers seen before
 
     def check_host(self, call: Call) -> None:
         """Raises InvalidRequest for a Host header that is none, Forbidden for a name that is not ours."""
@@ -52,11 +52,11 @@ class Origins:
             if call.http_version == "1.0":
                 return
             raise InvalidRequest("The Host header is missing; HTTP/1.1 needs one.", code="invalid_host")
-        allowed = self._known.get(host)
+        allowed = self._host_results.get(host)
         if allowed is None:
-            allowed = self._judge(host)
-            if len(self._known) < _MAX_KNOWN:
-                self._known[host] = allowed
+            allowed = self._is_allowed(host)
+            if len(self._host_results) < _MAX_HOST_RESULTS:
+                self._host_results[host] = allowed
         if call.count(b"host") > 1:
             raise InvalidRequest("The Host header came twice; send it once.", code="invalid_host")
         if not allowed:
@@ -66,7 +66,7 @@ class Origins:
                 code="host_not_allowed",
             )
 
-    def _judge(self, host: bytes) -> bool:
+    def _is_allowed(self, host: bytes) -> bool:
         match = _HOST.fullmatch(host)
         if match is None or int(match["port"] or 0) > 65_535:
             raise InvalidRequest("The Host header is not a host name or address.", code="invalid_host")
@@ -77,15 +77,15 @@ class Origins:
             return True  # nobody's DNS points an address elsewhere
         return any(name == rule or (rule.startswith("*.") and name.endswith(rule[1:])) for rule in self._hosts)
 
-    def readable(self, call: Call, *, closed: bool) -> Headers:
+    def cors_headers(self, call: Call, *, same_origin_only: bool) -> Headers:
         """Headers that let the page of an allowed origin read the answer, whatever it is.
 
-        ``closed``: of this no page of another origin gets anything, whatever is configured.
+        ``same_origin_only``: of this no page of another origin gets anything, whatever is configured.
         """
         origin = call.header(b"origin")
         if origin is None:
             return (_VARY,) if self._origins else ()
-        if closed or not self._allows(origin):
+        if same_origin_only or not self._allows(origin):
             return ()
         return (
             (b"access-control-allow-origin", b"*" if self._any_origin else origin),
@@ -93,9 +93,9 @@ class Origins:
             _VARY,
         )
 
-    def check_origin(self, call: Call, *, closed: bool) -> Headers:
+    def check_origin(self, call: Call, *, same_origin_only: bool) -> Headers:
         """Likewise. Raises Forbidden for a request that changes something and comes from a page of another origin."""
-        headers = self.readable(call, closed=closed)
+        headers = self.cors_headers(call, same_origin_only=same_origin_only)
         origin = call.header(b"origin")
         # Nothing keeps a page from reading a WebSocket of another origin but the server.
         if origin is None or headers or (call.method in _SAFE and call.offer is None):

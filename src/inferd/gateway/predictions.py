@@ -13,11 +13,11 @@ import msgspec
 
 from inferd.errors import InternalError, InvalidRequest
 from inferd.gateway.admission import reserve, terms_of
-from inferd.gateway.caching import Question, cached
+from inferd.gateway.caching import CacheInputs, get_or_compute
 from inferd.gateway.call import Answer, Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.generation import check_end
-from inferd.gateway.idempotency import once
+from inferd.gateway.idempotency import run_idempotent
 from inferd.gateway.upstream import ModelStatus, Stream
 from inferd.types import Output, Prediction, PredictRequest
 
@@ -26,7 +26,7 @@ BYTES_PER_TOKEN: Final = (
 )
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class PredictFields(msgspec.Struct, frozen=True, kw_only=True):
     """What a dialect's endpoint has read of a request."""
 
     dialect: str
@@ -42,63 +42,67 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0  # an upper bound of what it costs a tenant's quota of tokens; 0: it is not counted in tokens
 
 
-async def predict(context: Context, call: Call, model: ModelStatus, asked: Asked, *, tasks: tuple[str, ...]) -> Answer:
+async def predict(
+    context: Context, call: Call, model: ModelStatus, fields: PredictFields, *, tasks: tuple[str, ...]
+) -> Answer:
     """The model's answer, in the dialect's own words: computed now, or what it was when the same was asked before
     (Idempotency-Key, the cache of models that have one). The model must be able to do one of the ``tasks``.
 
     Raises InvalidRequest, QuotaExceeded, IdempotencyConflict, what the router raises and what the request failed with.
     """
     check_task(model, *tasks)
-    return await repeated(context, call, model, asked, lambda: computed(context, call, model, asked))
+    return await get_or_compute_prediction(
+        context, call, model, fields, lambda: compute_prediction(context, call, model, fields)
+    )
 
 
-async def repeated(
-    context: Context, call: Call, model: ModelStatus, asked: Asked, compute: Callable[[], Awaitable[Response]]
+async def get_or_compute_prediction(
+    context: Context, call: Call, model: ModelStatus, fields: PredictFields, compute: Callable[[], Awaitable[Response]]
 ) -> Answer:
     """What ``compute`` answers, or what it answered when the same was asked before."""
 
-    def question() -> Question:
+    def inputs() -> CacheInputs:
         info = model.info
-        return Question(
+        return CacheInputs(
             model.name,
             None if info is None else f"{info.fingerprint} {info.artifact}",
-            asked.body,
-            f"{asked.dialect} {asked.header_bytes}".encode(),
+            fields.body,
+            f"{fields.dialect} {fields.header_bytes}".encode(),
             stream=False,
-            is_drawn=False,
-            timeout=asked.timeout,
+            is_random=False,
+            timeout=fields.timeout,
             is_exact=True,
         )
 
-    async def looked_up() -> Answer:
-        if asked.sequence:  # what it is answered depends on what came before
+    async def find_or_compute() -> Answer:
+        if fields.sequence:  # what it is answered depends on what came before
             return await compute()
-        return await cached(context, call, question, model.name, compute)
+        return await get_or_compute(context, call, inputs, model.name, compute)
 
     if call.header(b"idempotency-key") is None:
-        return await looked_up()
-    asks = f"{model.name} {asked.version} {asked.dialect} {asked.header_bytes}\n".encode()
-    return await once(context, call, asks + asked.body, model.name, looked_up)
+        return await find_or_compute()
+    asks = f"{model.name} {fields.version} {fields.dialect} {fields.header_bytes}\n".encode()
+    return await run_idempotent(context, call, asks + fields.body, model.name, find_or_compute)
 
 
-async def computed(context: Context, call: Call, model: ModelStatus, asked: Asked) -> Response:
+async def compute_prediction(context: Context, call: Call, model: ModelStatus, fields: PredictFields) -> Response:
     """Likewise, whatever was asked before."""
-    stream = submit(context, call, model, asked)
+    stream = submit(context, call, model, fields)
     prediction: Prediction | None = None
     async for output in stream:
         if isinstance(output, Output):
             if output.prediction is not None:
                 if prediction is not None:
-                    raise several_answers(model.name)
+                    raise several_answers_error(model.name)
                 prediction = output.prediction
             if output.end is not None:
                 check_end(output.end)
     if prediction is None:
-        raise no_answer(model.name)
+        raise no_answer_error(model.name)
     return response_of(prediction)
 
 
-def several_answers(name: str) -> InvalidRequest:
+def several_answers_error(name: str) -> InvalidRequest:
     """A generator was asked where there is place for one answer."""
     return InvalidRequest(
         f"The model {name!r} gives several answers, and this call has one; ask it with gRPC's ModelStreamInfer.",
@@ -107,7 +111,7 @@ def several_answers(name: str) -> InvalidRequest:
     )
 
 
-def no_answer(name: str) -> InternalError:
+def no_answer_error(name: str) -> InternalError:
     """A generator that yielded nothing."""
     return InternalError(f"The model {name!r} ended without an answer.")
 
@@ -123,19 +127,19 @@ def check_task(model: ModelStatus, *tasks: str) -> None:
         )
 
 
-def submit(context: Context, call: Call, model: ModelStatus, asked: Asked) -> Stream:
+def submit(context: Context, call: Call, model: ModelStatus, fields: PredictFields) -> Stream:
     """Admit it and put it into the model's queue. The call owns the stream."""
     call.model = model.name
-    request = request_of(call, model, asked)
-    reserve(context, call, model.name, prompt_tokens=asked.tokens)
+    request = predict_request(call, model, fields)
+    reserve(context, call, model.name, prompt_tokens=fields.tokens)
     stream = context.router.submit(request)
     call.streams.append(stream)
     return stream
 
 
-def request_of(call: Call, model: ModelStatus, asked: Asked) -> PredictRequest:
+def predict_request(call: Call, model: ModelStatus, fields: PredictFields) -> PredictRequest:
     """What the router gets. Raises InvalidRequest."""
-    terms = terms_of(call, priority=asked.priority, timeout=asked.timeout)
+    terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     return PredictRequest(
         id=call.response_id("predict"),
         model=model.name,
@@ -144,20 +148,20 @@ def request_of(call: Call, model: ModelStatus, asked: Asked) -> PredictRequest:
         first_byte_s=terms.first_byte_s,
         tenant=terms.tenant,
         weight=terms.weight,
-        session=asked.sequence or terms.session,
+        session=fields.sequence or terms.session,
         region=terms.region,
-        num_tokens=asked.tokens or max(1, len(asked.body) // BYTES_PER_TOKEN),
-        num_bytes=len(asked.body),
+        num_tokens=fields.tokens or max(1, len(fields.body) // BYTES_PER_TOKEN),
+        num_bytes=len(fields.body),
         arrived_at=call.started_at,
-        idempotent=not asked.sequence,  # a state must not be moved on twice
-        dialect=asked.dialect,
-        body=asked.body,
-        header_bytes=asked.header_bytes,
-        version=asked.version,
-        sequence=asked.sequence,
-        sequence_start=asked.sequence_start,
-        sequence_end=asked.sequence_end,
-        may_wait=asked.may_wait,
+        idempotent=not fields.sequence,  # a state must not be moved on twice
+        dialect=fields.dialect,
+        body=fields.body,
+        header_bytes=fields.header_bytes,
+        version=fields.version,
+        sequence=fields.sequence,
+        sequence_start=fields.sequence_start,
+        sequence_end=fields.sequence_end,
+        may_wait=fields.may_wait,
     )
 
 

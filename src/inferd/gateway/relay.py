@@ -1,10 +1,10 @@
-"""Requests for models behind remote servers: checked and admitted here, answered over there.
+"""Requests for models behind remote servers: checked and submit_relay here, answered over there.
 
 What this server relies on is decoded and checked; the rest is the remote server's to judge, and its bytes
 go through as they are. Usually a request is taken over from its connection without a task, its answer
-written straight from the one connection to the other (``Relays.forward``); what is unusual (a large or
+written straight from the one connection to the other (``RelayForwarder.forward``); what is unusual (a large or
 slow body, an Idempotency-Key, a cached model, an error before anybody is asked) goes the general path,
-where ``relayed`` answers it. Knows neither replicas nor how a remote server is reached.
+where ``relay_request`` answers it. Knows neither replicas nor how a remote server is reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from inferd import clock
 from inferd.config.versions import entry_named
 from inferd.errors import InferdError, InternalError
 from inferd.gateway.admission import Cost, Terms, authenticate, cost_of, may_use, reserve, terms_of
-from inferd.gateway.answering import NOSNIFF, Answering, Books
 from inferd.gateway.call import Answer, Call, EventStream, Response, require_json
 from inferd.gateway.context import Context
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body, may_repeat_keys
@@ -29,18 +28,19 @@ from inferd.gateway.openai.sampling import check_range
 from inferd.gateway.origin import Origins
 from inferd.gateway.relay_fields import (
     CHAT,
-    ELSEWHERE,
+    NO_MODEL_INFO,
     TEXT,
     ChatFields,
     TextFields,
     chat_decoder,
-    is_text,
+    is_utf8,
     num_prompts_of,
     remote_models,
     text_decoder,
 )
 from inferd.gateway.repeated.heads import HeadCache
 from inferd.gateway.repeated.relay import CachedRelayHead
+from inferd.gateway.response_writer import NOSNIFF, CallHandler, ResponseWriter
 from inferd.gateway.upstream import Item, ModelStatus, Stream
 from inferd.http.exchange import Exchange
 from inferd.tenancy.principal import Principal
@@ -51,15 +51,17 @@ _TARGETS: Final = {b"/v1/chat/completions": CHAT, b"/v1/completions": TEXT}
 _log = logging.getLogger("inferd.gateway")
 
 
-def submit(context: Context, call: Call, name: str, path: str, fields: ChatFields | TextFields, body: bytes) -> Stream:
+def submit_completion(
+    context: Context, call: Call, name: str, path: str, fields: ChatFields | TextFields, body: bytes
+) -> Stream:
     """Admit a request for a model behind remote servers alone. Raises InvalidRequest, QuotaExceeded, and
     what the router raises."""
     if isinstance(fields, ChatFields):
         if not fields.messages:
             raise invalid("messages", "messages must not be empty; send at least one message.")
-        max_tokens, num_prompts = fields.longest, 1
+        max_tokens, num_prompts = fields.max_answer_tokens, 1
     else:
-        max_tokens, num_prompts = fields.longest, num_prompts_of(fields.prompt)
+        max_tokens, num_prompts = fields.max_answer_tokens, num_prompts_of(fields.prompt)
     if max_tokens is not None:
         check_range("max_tokens", max_tokens)
     width = 1
@@ -73,14 +75,14 @@ def submit(context: Context, call: Call, name: str, path: str, fields: ChatField
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     cost = cost_of(
-        ELSEWHERE,
+        NO_MODEL_INFO,
         prompt_bytes=len(body),
         prompt_tokens=0,
         num_prompts=num_prompts,
         width=width,
         max_tokens=max_tokens,
     )
-    return admitted(context, call, name, Asking(path, body, stream, fields.wants_usage), terms, cost)
+    return submit_relay(context, call, name, Asking(path, body, stream, fields.wants_usage), terms, cost)
 
 
 class Asking(NamedTuple):
@@ -92,7 +94,7 @@ class Asking(NamedTuple):
     wants_usage: bool = False
 
 
-def admitted(context: Context, call: Call, name: str, asking: Asking, terms: Terms, cost: Cost) -> Stream:
+def submit_relay(context: Context, call: Call, name: str, asking: Asking, terms: Terms, cost: Cost) -> Stream:
     """Put a request that its quota allows into the queue of a model behind remote servers."""
     path, body, stream, wants_usage = asking
     reserve(context, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
@@ -120,7 +122,7 @@ def admitted(context: Context, call: Call, name: str, asking: Asking, terms: Ter
 # -- the general path ----------------------------------------------------------------------------
 
 
-def target_of(context: Context, call: Call, body: bytes) -> str | None:
+def remote_model_of(context: Context, call: Call, body: bytes) -> str | None:
     """The model behind remote servers alone that a request is for; None where it is for another one."""
     names = remote_models(context.config)
     if not names:
@@ -134,14 +136,14 @@ def target_of(context: Context, call: Call, body: bytes) -> str | None:
     return entry if entry in names and may_use(context, call.principal, entry) else None
 
 
-async def relayed(context: Context, call: Call, name: str, path: str, body: bytes) -> Answer:
+async def relay_request(context: Context, call: Call, name: str, path: str, body: bytes) -> Answer:
     """The answer for such a model. Raises InferdError for everything that is known before the first byte."""
     fields: ChatFields | TextFields
     if path == CHAT:
         fields = await decode_body(body, chat_decoder)
     else:
         fields = await decode_body(body, text_decoder)
-    stream = submit(context, call, name, path, fields, body)
+    stream = submit_completion(context, call, name, path, fields, body)
     return await _forwarded(call, stream, await anext(stream))
 
 
@@ -167,11 +169,11 @@ async def relayed_answer(call: Call, model: ModelStatus, streams: list[Stream]) 
     first = await anext(streams[0])
     if isinstance(first, Relayed):
         return await _forwarded(call, streams[0], first)
-    streams[0] = Peeked(streams[0], first)
+    streams[0] = PeekedStream(streams[0], first)
     return None
 
 
-async def forwarded(call: Call, stream: Stream) -> Answer:
+async def relayed_response(call: Call, stream: Stream) -> Answer:
     """The answer of a remote server to what was submitted. Raises what the request failed with before it."""
     return await _forwarded(call, stream, await anext(stream))
 
@@ -206,7 +208,7 @@ async def _frames(call: Call, stream: Stream, first: Relayed) -> AsyncGenerator[
         item = await anext(stream)
 
 
-class Peeked:
+class PeekedStream:
     """A stream whose first item was looked at and is still to be read."""
 
     __slots__ = ("_first", "_stream", "attach", "close", "pause", "resume", "when_over")
@@ -221,7 +223,7 @@ class Peeked:
     def end(self) -> End | None:
         return self._stream.end
 
-    def __aiter__(self) -> Peeked:
+    def __aiter__(self) -> PeekedStream:
         return self
 
     async def __anext__(self) -> Item:
@@ -232,18 +234,23 @@ class Peeked:
 # -- without a task ------------------------------------------------------------------------------
 
 
-class Relays:
+class RelayForwarder:
     """Takes over the requests that can be forwarded without a task. Made anew with each configuration."""
 
-    __slots__ = ("_books", "_context", "_head_cache", "_max_body_bytes", "_names", "_origins", "_principal")
+    __slots__ = ("_context", "_handler", "_head_cache", "_max_body_bytes", "_names", "_origins", "_principal")
 
     def __init__(
-        self, context: Context, origins: Origins, principal: Principal | None, books: Books, head_cache: HeadCache
+        self,
+        context: Context,
+        origins: Origins,
+        principal: Principal | None,
+        handler: CallHandler,
+        head_cache: HeadCache,
     ) -> None:
         self._context = context
         self._origins = origins
         self._principal = principal
-        self._books = books
+        self._handler = handler
         self._head_cache = head_cache
         self._max_body_bytes = min(context.max_body_bytes, OFF_LOOP_BYTES)
         self._names = frozenset(
@@ -264,11 +271,11 @@ class Relays:
             try:
                 authenticate(self._context.door, call, "infer")
                 self._origins.check_host(call)
-                call.common_headers = self._origins.check_origin(call, closed=False)
+                call.common_headers = self._origins.check_origin(call, same_origin_only=False)
             except InferdError:
                 return False  # the general path says so
         body = exchange.whole_body()
-        if len(body) > self._max_body_bytes or not (body.isascii() or is_text(body)):
+        if len(body) > self._max_body_bytes or not (body.isascii() or is_utf8(body)):
             return False
         try:
             fields = chat_decoder.decode(body) if path == CHAT else text_decoder.decode(body)
@@ -279,24 +286,24 @@ class Relays:
             return False
         call.route = "/v1" + path
         call.request_bytes = len(body)
-        answering = Answering(call, exchange, self._books)
+        writer = ResponseWriter(call, exchange, self._handler)
         try:
             require_json(call)
             if not call.principal.may_use(name):
                 return False  # it is not found, in the same words as one that does not exist
-            answering.stream = stream = submit(self._context, call, name, path, fields, body)
+            writer.stream = stream = submit_completion(self._context, call, name, path, fields, body)
         except InferdError as error:
-            answering.refuse(error)
+            writer.refuse(error)
             return True
         except Exception:
             # A request boundary: a defect ends this request, and no other.
             _log.exception("request %s failed", call.request_id)
-            answering.refuse(InternalError("The server met an internal error; the log has the details."))
+            writer.refuse(InternalError("The server met an internal error; the log has the details."))
             return True
         exchange.take_body()
-        exchange.on_leave = answering.leave
-        exchange.on_room = answering.room
-        stream.attach(answering)
+        exchange.on_leave = writer.client_left
+        exchange.on_room = writer.set_writable
+        stream.attach(writer)
         if self._head_cache.may_add(exchange):
             self._head_cache.add(exchange, call, CachedRelayHead(exchange, path))
         return True

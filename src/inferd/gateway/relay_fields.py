@@ -53,7 +53,7 @@ class ChatFields(RelayFields, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
 
     @property
-    def longest(self) -> int | None:
+    def max_answer_tokens(self) -> int | None:
         """Which of the two limits a remote server goes by is not known here: the larger one."""
         if self.max_completion_tokens is None:
             return self.max_tokens
@@ -68,7 +68,7 @@ class TextFields(RelayFields, frozen=True, kw_only=True):
     prompt: msgspec.Raw
 
     @property
-    def longest(self) -> int | None:
+    def max_answer_tokens(self) -> int | None:
         return self.max_tokens
 
     @property
@@ -81,13 +81,13 @@ text_decoder: Final = msgspec.json.Decoder(TextFields)
 _prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-class _Elsewhere:
+class _NoModelInfo:
     """What is known of the size of a model that runs elsewhere: nothing."""
 
     info: ModelInfo | None = None
 
 
-ELSEWHERE: Final = _Elsewhere()
+NO_MODEL_INFO: Final = _NoModelInfo()
 
 
 def remote_models(config: Config) -> frozenset[str]:
@@ -105,7 +105,7 @@ def num_prompts_of(prompt: msgspec.Raw) -> int:
     return 1 if is_tokens else len(prompts)
 
 
-def is_text(body: bytes) -> bool:
+def is_utf8(body: bytes) -> bool:
     """Proper UTF-8, also where nobody here reads it."""
     try:
         body.decode("utf-8")

@@ -14,15 +14,15 @@ import msgspec
 from inferd.gateway.admin import endpoints as admin
 from inferd.gateway.admin import health
 from inferd.gateway.admin.pages import docs_page, start_page
-from inferd.gateway.admission import visible
+from inferd.gateway.admission import visible_models
 from inferd.gateway.background import AsyncRequest
-from inferd.gateway.caching import Question, cached, question_of_relayed
+from inferd.gateway.caching import CacheInputs, get_or_compute, relay_cache_inputs
 from inferd.gateway.call import HTML_TYPE, Answer, Call, Response, read_body, require_json
 from inferd.gateway.context import Context
 from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, UnloadReport
-from inferd.gateway.decode import decode_body, weighed
+from inferd.gateway.decode import decode_body, within_decode_cost
 from inferd.gateway.errors import KSERVE_ERRORS, OPENAI_ERRORS, TEI_ERRORS, ErrorShape
-from inferd.gateway.idempotency import once
+from inferd.gateway.idempotency import run_idempotent
 from inferd.gateway.kserve import models as kserve
 from inferd.gateway.kserve import rest as v2
 from inferd.gateway.kserve.generate import TextAnswer, TextRequest
@@ -57,7 +57,7 @@ from inferd.gateway.openai.wire import (
     detokenize_decoder,
     tokenize_decoder,
 )
-from inferd.gateway.relay import relayed, target_of
+from inferd.gateway.relay import relay_request, remote_model_of
 from inferd.gateway.relay_fields import CHAT, TEXT
 from inferd.gateway.route import Endpoint, Route
 from inferd.gateway.windows.endpoint import stream
@@ -71,50 +71,50 @@ METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 async def _chat(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
-    raw = await weighed(await read_body(call, context.max_body_bytes, context.body_timeout_s))
-    name = target_of(context, call, raw)
+    raw = await within_decode_cost(await read_body(call, context.max_body_bytes, context.body_timeout_s))
+    name = remote_model_of(context, call, raw)
     if name is not None:
-        return await call.watched(_elsewhere(context, call, name, CHAT, raw))
+        return await call.with_cancellation(_relay(context, call, name, CHAT, raw))
     body = await decode_body(raw, chat_decoder)
-    return await call.watched(create_chat_completion(context, call, raw, body))
+    return await call.with_cancellation(create_chat_completion(context, call, raw, body))
 
 
 async def _completion(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
-    raw = await weighed(await read_body(call, context.max_body_bytes, context.body_timeout_s))
-    name = target_of(context, call, raw)
+    raw = await within_decode_cost(await read_body(call, context.max_body_bytes, context.body_timeout_s))
+    name = remote_model_of(context, call, raw)
     if name is not None:
-        return await call.watched(_elsewhere(context, call, name, TEXT, raw))
+        return await call.with_cancellation(_relay(context, call, name, TEXT, raw))
     body = await decode_body(raw, completion_decoder)
-    return await call.watched(create_completion(context, call, raw, body))
+    return await call.with_cancellation(create_completion(context, call, raw, body))
 
 
-async def _elsewhere(context: Context, call: Call, name: str, path: str, raw: bytes) -> Answer:
+async def _relay(context: Context, call: Call, name: str, path: str, raw: bytes) -> Answer:
     """For a model behind remote servers alone."""
 
     async def compute() -> Answer:
-        return await relayed(context, call, name, path, raw)
+        return await relay_request(context, call, name, path, raw)
 
-    def question() -> Question:
-        return question_of_relayed(context, name, raw)
+    def inputs() -> CacheInputs:
+        return relay_cache_inputs(context, name, raw)
 
-    return await once(context, call, raw, name, lambda: cached(context, call, question, name, compute))
+    return await run_idempotent(context, call, raw, name, lambda: get_or_compute(context, call, inputs, name, compute))
 
 
 async def _tokenize(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, context.max_body_bytes, context.body_timeout_s), tokenize_decoder)
-    return await call.watched(tokenize(context, call, body))
+    return await call.with_cancellation(tokenize(context, call, body))
 
 
 async def _detokenize(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, context.max_body_bytes, context.body_timeout_s), detokenize_decoder)
-    return await call.watched(detokenize(context, call, body))
+    return await call.with_cancellation(detokenize(context, call, body))
 
 
-async def _async_look(context: Context, call: Call, rest: str) -> Answer:
-    return await context.background.look(call, rest)
+async def _async_poll(context: Context, call: Call, rest: str) -> Answer:
+    return await context.background.poll(call, rest)
 
 
 async def _async_cancel(context: Context, call: Call, rest: str) -> Answer:
@@ -158,7 +158,7 @@ async def _docs(context: Context, call: Call, rest: str) -> Answer:
 
 
 async def _start(context: Context, call: Call, rest: str) -> Answer:
-    return Response(200, start_page(visible(context, call.principal)), HTML_TYPE)
+    return Response(200, start_page(visible_models(context, call.principal)), HTML_TYPE)
 
 
 async def _status(context: Context, call: Call, rest: str) -> Answer:
@@ -434,7 +434,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *_texts(),
     _get(
         "/v1/async/{id}",
-        _async_look,
+        _async_poll,
         "What became of a request sent with 'Prefer: respond-async'.",
         AsyncRequest,
         scope="infer",

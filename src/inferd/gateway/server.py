@@ -18,8 +18,7 @@ from inferd.errors import InferdError, InternalError
 from inferd.events import Emit
 from inferd.gateway.admin.openapi import openapi_document
 from inferd.gateway.admission import authenticate
-from inferd.gateway.answering import Answering
-from inferd.gateway.background import Background, is_wanted, refuse_stream
+from inferd.gateway.background import Background, prefers_async, refuse_stream
 from inferd.gateway.call import (
     Answer,
     Call,
@@ -46,9 +45,10 @@ from inferd.gateway.errors import (
 from inferd.gateway.generation import error_frame
 from inferd.gateway.kserve import rest as v2
 from inferd.gateway.origin import Origins
-from inferd.gateway.relay import Relays
+from inferd.gateway.relay import RelayForwarder
 from inferd.gateway.repeated.heads import HeadCache
 from inferd.gateway.repeated.infer import CachedInferHead
+from inferd.gateway.response_writer import ResponseWriter
 from inferd.gateway.route import Match, RouteTable
 from inferd.gateway.routes import ROUTES
 from inferd.gateway.upstream import Upstream
@@ -69,23 +69,23 @@ class Gateway:
     ``principal``: whoever reaches this application is that one (the control socket), and no web page does.
     """
 
-    __slots__ = ("_context", "_head_cache", "_origins", "_principal", "_relays", "_scope_of_metrics", "_table")
+    __slots__ = ("_context", "_forwarder", "_head_cache", "_origins", "_principal", "_scope_of_metrics", "_table")
 
     def __init__(self, context: Context, principal: Principal | None) -> None:
         self._principal = principal
         self._table = RouteTable(ROUTES)
-        self._take(context)
+        self._use(context)
 
     def configure(self, config: Config) -> None:
         """From the next request on another configuration counts."""
-        self._take(self._context._replace(config=config))
+        self._use(self._context._replace(config=config))
 
-    def _take(self, context: Context) -> None:
+    def _use(self, context: Context) -> None:
         self._context = context
         self._origins = Origins(context.config.server)
         self._scope_of_metrics: KeyScope = "public" if context.config.server.public_metrics else "metrics"
         self._head_cache = HeadCache(context, self._principal, self)
-        self._relays = Relays(context, self._origins, self._principal, self, self._head_cache)
+        self._forwarder = RelayForwarder(context, self._origins, self._principal, self, self._head_cache)
 
     @property
     def context(self) -> Context:
@@ -94,7 +94,7 @@ class Gateway:
 
     def forward(self, exchange: Exchange) -> bool:
         """Serve a whole request without a task, if it is of a kind that can be (``Relays``)."""
-        if self._relays.forward(exchange):
+        if self._forwarder.forward(exchange):
             return True
         if exchange.target.startswith(b"/v2/models/") and self._head_cache.may_add(exchange):
             self._learn(exchange)
@@ -106,7 +106,7 @@ class Gateway:
         match = self._table.find(call.path)
         if match is not None:
             call.route, call.errors = match.pattern, match.errors
-        Answering(call, exchange, self).refuse(error)
+        ResponseWriter(call, exchange, self).refuse(error)
 
     def _learn(self, exchange: Exchange) -> None:
         """If the next infer request with this head may take the direct path, remember it. What the general path
@@ -120,7 +120,7 @@ class Gateway:
             if self._principal is None:
                 authenticate(self._context.door, call, "infer")
                 self._origins.check_host(call)
-                call.common_headers = self._origins.check_origin(call, closed=False)
+                call.common_headers = self._origins.check_origin(call, same_origin_only=False)
             else:
                 call.principal = self._principal
             v2.check_media(call, is_binary=v2.header_length(call) >= 0)
@@ -142,9 +142,9 @@ class Gateway:
         try:
             await self._serve(call)
         except ClientLeft:
-            call.gone = True
+            call.client_left = True
         except asyncio.CancelledError:
-            if not call.gone:
+            if not call.client_left:
                 raise
             task = asyncio.current_task()
             assert task is not None, "only who is in a task can be cancelled"
@@ -154,9 +154,9 @@ class Gateway:
 
     def close(self, call: Call) -> None:
         """The call is over, whichever way it went: it is told of when it is known what it cost."""
-        call.finish(self._tell)
+        call.finish(self._emit_served)
 
-    def _tell(self, call: Call) -> None:
+    def _emit_served(self, call: Call) -> None:
         self._context.emit(served_event(call, clock.now()))
 
     async def _serve(self, call: Call) -> None:
@@ -203,24 +203,24 @@ class Gateway:
                 headers = self._origins.preflight(call, match.allow)
                 if headers is not None:
                     return Response(204, headers=headers)
-            call.common_headers = self._origins.readable(call, closed=scope == "admin")
+            call.common_headers = self._origins.cors_headers(call, same_origin_only=scope == "admin")
             authenticate(self._context.door, call, scope)
             self._origins.check_host(call)
-            self._origins.check_origin(call, closed=scope == "admin")
+            self._origins.check_origin(call, same_origin_only=scope == "admin")
         if call.method == "OPTIONS":
             return Response(204, headers=((b"allow", match.allow.encode("ascii")),))
         if route is None:
             raise _not_allowed(call, match)
-        if route.method == "POST" and route.scope == "infer" and is_wanted(call):
-            return await self._begin(call)
+        if route.method == "POST" and route.scope == "infer" and prefers_async(call):
+            return await self._begin_async(call)
         return await route.endpoint(self._context, call, match.rest)
 
-    async def _begin(self, call: Call) -> Response:
+    async def _begin_async(self, call: Call) -> Response:
         """A handle instead of an answer: the same request comes in again, and nobody waits for it."""
         require_json(call)
         body = await read_body(call, self._context.max_body_bytes, self._context.body_timeout_s)
         refuse_stream(body)
-        return self._context.background.begin(self, call, body)
+        return self._context.background.start(self, call, body)
 
     def error_response(self, call: Call, error: InferdError) -> Response:
         call.note_error(error)

@@ -15,7 +15,7 @@ import msgspec
 
 from inferd.errors import InferdError, InternalError
 from inferd.gateway.call import DONE, Call, EventStream
-from inferd.gateway.generation import error_frame, failure_of, merge, started, usage_body
+from inferd.gateway.generation import error_frame, failure_of, first_output, merge, usage_body
 from inferd.gateway.upstream import Stream
 from inferd.http.asgi import Headers
 from inferd.types import Delta, Output, Usage
@@ -30,7 +30,7 @@ encode: Final = msgspec.json.Encoder().encode
 Outputs = AsyncGenerator[tuple[int, Output], None]
 
 
-class Envelope:
+class ChunkEnvelope:
     """What surrounds every choice: ids, model, and the usage that comes with it."""
 
     __slots__ = ("_completion_tokens", "_continuous", "_include_usage", "_prompt_tokens", "head", "tail")
@@ -80,13 +80,13 @@ class DeltaWriter(Protocol):
     """Turns outputs into frames; one kind per API."""
 
     @property
-    def envelope(self) -> Envelope: ...
+    def envelope(self) -> ChunkEnvelope: ...
     def write(self, number: int, output: Output) -> bytes:
         """The frames for one output, possibly none."""
         ...
 
 
-def endings(delta: Delta) -> tuple[bytes, bytes]:
+def end_fields(delta: Delta) -> tuple[bytes, bytes]:
     """``finish_reason`` and ``stop_reason`` as JSON. A failed choice shows none: an error follows."""
     if delta.finish_reason is None or delta.finish_reason in ("error", "cancelled"):
         return b"null", b"null"
@@ -113,22 +113,22 @@ async def stream_answer(
         return events(call, outputs, first, len(streams), write())
 
     if heartbeat_s is None:
-        return EventStream(frames(await started(outputs, call)), headers)
-    first = asyncio.ensure_future(started(outputs, call))
-    call.closers.append(lambda: _drop(first))
+        return EventStream(frames(await first_output(outputs, call)), headers)
+    first = asyncio.ensure_future(first_output(outputs, call))
+    call.closers.append(lambda: _discard(first))
     await asyncio.wait((first,), timeout=heartbeat_s)
     if first.done():
         return EventStream(frames(first.result()), headers)
-    return EventStream(_patiently(call, first, frames, heartbeat_s), headers)
+    return EventStream(_with_heartbeats(call, first, frames, heartbeat_s), headers)
 
 
-def _drop(task: asyncio.Future[tuple[int, Output]]) -> None:
+def _discard(task: asyncio.Future[tuple[int, Output]]) -> None:
     """Nobody asks for it any more; what it ended with is nobody's surprise."""
     if not task.cancel() and not task.cancelled():
         task.exception()
 
 
-async def _patiently(
+async def _with_heartbeats(
     call: Call,
     first: asyncio.Future[tuple[int, Output]],
     frames: Callable[[tuple[int, Output]], AsyncGenerator[bytes, None]],

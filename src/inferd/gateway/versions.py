@@ -19,10 +19,12 @@ _UNABLE = frozenset(("failed", "stopped", "unavailable"))
 def model_for(context: Context, call: Call, name: str | None, user: str = "") -> ModelStatus:
     """The model, or the version of it, that computes this request. Raises ModelNotFound, InvalidRequest."""
     model = find_model(context, call, name)
-    return drawn(context, call, model, user=user) if name is None or name == model.name else model
+    return draw_version(context, call, model, user=user) if name is None or name == model.name else model
 
 
-def drawn(context: Context, call: Call, model: ModelStatus, *, sequence: str = "", user: str = "") -> ModelStatus:
+def draw_version(
+    context: Context, call: Call, model: ModelStatus, *, sequence: str = "", user: str = ""
+) -> ModelStatus:
     """Of a model that was asked for by its own name: the version that serves this request, of those that its key may
     use."""
     config = context.config.models.get(model.name)

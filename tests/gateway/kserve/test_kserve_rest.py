@@ -504,7 +504,7 @@ def test_the_only_model_needs_no_name() -> None:
 # -- the repository ------------------------------------------------------------------------------
 
 
-def asked_of(server: Running) -> list[str]:
+def predict_fields_of(server: Running) -> list[str]:
     control = server.app.context.control
     assert isinstance(control, FakeControl)
     asked, control.asked = control.asked, []
@@ -525,19 +525,19 @@ def test_the_index_names_every_version_and_its_state(server: Running) -> None:
 
 
 def test_versions_are_loaded_and_unloaded_together(server: Running) -> None:
-    asked_of(server)
+    predict_fields_of(server)
     assert post(server, "/v2/repository/models/digits/load", {}).json() == {}
-    assert asked_of(server) == ["load digits@1", "load digits"]
+    assert predict_fields_of(server) == ["load digits@1", "load digits"]
     unload = {"parameters": {"unload_dependents": True}}
     assert post(server, "/v2/repository/models/digits/unload", unload).json() == {}
-    assert asked_of(server) == ["unload digits@1", "unload digits"]
+    assert predict_fields_of(server) == ["unload digits@1", "unload digits"]
 
 
 def test_a_load_may_bring_another_batch_size(server: Running) -> None:
-    asked_of(server)
+    predict_fields_of(server)
     config = json.dumps({"max_batch_size": "16", "dynamic_batching": {"max_queue_delay_microseconds": 100}})
     post(server, "/v2/repository/models/digits/load", {"parameters": {"config": config}})
-    assert asked_of(server) == ["override digits@1 16", "load digits@1", "override digits 16", "load digits"]
+    assert predict_fields_of(server) == ["override digits@1 16", "load digits@1", "override digits 16", "load digits"]
 
 
 @pytest.mark.parametrize(
@@ -556,12 +556,12 @@ def test_a_load_may_bring_another_batch_size(server: Running) -> None:
 def test_a_load_that_cannot_be_carried_out_says_that_it_failed(
     server: Running, parameters: dict[str, object], said: str
 ) -> None:
-    asked_of(server)
+    predict_fields_of(server)
     reply = post(server, "/v2/repository/models/digits/load", {"parameters": parameters})
     message = refusal(reply, 400)
     assert message.startswith('failed to load "digits"')
     assert said in message
-    assert not any(asked.startswith("load") for asked in asked_of(server))
+    assert not any(asked.startswith("load") for asked in predict_fields_of(server))
 
 
 def test_a_model_that_is_not_there_cannot_be_loaded(server: Running) -> None:

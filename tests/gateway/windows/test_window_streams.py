@@ -1,4 +1,4 @@
-"""Windows over a WebSocket, with the unmodified client of ``websockets`` and real workers behind the server."""
+"""WindowCutter over a WebSocket, with the unmodified client of ``websockets`` and real workers behind the server."""
 
 from __future__ import annotations
 

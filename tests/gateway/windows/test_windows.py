@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.gateway.windows.cutting import Window, Windows
+from inferd.gateway.windows.cutting import Window, WindowCutter
 
 
 def twin(stream: bytes, size: int, hop: int, context: int, sample_bytes: int) -> tuple[list[Window], Window | None]:
@@ -36,22 +36,22 @@ def test_windows_are_those_of_the_whole_stream_however_it_comes(
 ) -> None:
     total = sum(pieces) * sample_bytes
     stream = bytes(1 + at % 255 for at in range(total))
-    windows = Windows(size, hop, context, sample_bytes)
+    windows = WindowCutter(size, hop, context, sample_bytes)
     found, at = [], 0
     for piece in pieces:
         end = at + piece * sample_bytes
         windows.push(stream[at:end])
         at = end
-        while (window := windows.take()) is not None:
+        while (window := windows.next_window()) is not None:
             found.append(window)
         assert len(windows._buffer) < (context + size) * sample_bytes  # nothing is kept that no window needs
-    assert (found, windows.rest()) == twin(stream, size, hop, context, sample_bytes)
-    assert windows.rest() is None
+    assert (found, windows.last_window()) == twin(stream, size, hop, context, sample_bytes)
+    assert windows.last_window() is None
 
 
 def test_the_context_of_the_first_window_is_silence() -> None:
-    windows = Windows(4, 4, 2)
+    windows = WindowCutter(4, 4, 2)
     windows.push(b"abcdefgh")
-    assert windows.take() == Window(0, 0, 4, b"\0\0abcd")
-    assert windows.take() == Window(1, 4, 8, b"cdefgh")
-    assert windows.take() is None
+    assert windows.next_window() == Window(0, 0, 4, b"\0\0abcd")
+    assert windows.next_window() == Window(1, 4, 8, b"cdefgh")
+    assert windows.next_window() is None

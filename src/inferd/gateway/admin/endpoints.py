@@ -66,7 +66,7 @@ def _shown_to(context: Context, principal: Principal, report: ServerReport) -> S
 
 
 def _reload_shown_to(principal: Principal, report: ReloadReport) -> ReloadReport:
-    """What a reload changed, and what is wrong with the file, is told with other tenants, models and paths."""
+    """What a reload changed, and what is wrong with the file, is sentence with other tenants, models and paths."""
     if not principal.tenant:
         return report
     return msgspec.structs.replace(
@@ -75,8 +75,8 @@ def _reload_shown_to(principal: Principal, report: ReloadReport) -> ReloadReport
 
 
 def _counted(sentences: tuple[str, ...], noun: str) -> tuple[str, ...]:
-    told = f"Number of {noun}: {len(sentences)}. 'inferd status' on the server's machine lists them."
-    return (told,) if sentences else ()
+    sentence = f"Number of {noun}: {len(sentences)}. 'inferd status' on the server's machine lists them."
+    return (sentence,) if sentences else ()
 
 
 def drain(context: Context, call: Call) -> Response:
@@ -85,7 +85,7 @@ def drain(context: Context, call: Call) -> Response:
 
 
 def _model_shown_to(principal: Principal, model: ModelReport) -> ModelReport:
-    """What went wrong with a model is told with paths of the server and with other models' memory."""
+    """What went wrong with a model is sentence with paths of the server and with other models' memory."""
     if not principal.tenant:
         return model
     replicas = [msgspec.structs.replace(replica, detail="") for replica in model.replicas]
@@ -133,9 +133,9 @@ async def rotate_key(context: Context, call: Call, key_id: str) -> Response:
     body = await read_body(call, MAX_BODY_BYTES, context.body_timeout_s)
     if body:
         require_json(call)
-    asked = await decode_body(body, _rotate_decoder) if body else RotateRequest()
+    request = await decode_body(body, _rotate_decoder) if body else RotateRequest()
     await _own_key(context, call, key_id)
-    return _secret(await control_of(context).keys.rotate_key(key_id, asked.overlap_s, call.principal), 201)
+    return _secret(await control_of(context).keys.rotate_key(key_id, request.overlap_s, call.principal), 201)
 
 
 def _secret(key: NewKey, status: int) -> Response:

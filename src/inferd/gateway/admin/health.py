@@ -9,7 +9,7 @@ import msgspec
 
 from inferd import __version__
 from inferd.errors import Unauthenticated
-from inferd.gateway.admission import token_of, visible
+from inferd.gateway.admission import token_of, visible_models
 from inferd.gateway.call import Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.sse import encode
@@ -83,7 +83,7 @@ def _shown(context: Context, call: Call) -> Sequence[ModelStatus]:
         principal = context.door.authenticate(token_of(call))
     except Unauthenticated:
         return ()
-    return visible(context, principal) if principal.may("models") else ()
+    return visible_models(context, principal) if principal.may("models") else ()
 
 
 def version() -> Response:

@@ -33,7 +33,7 @@ Endpoint = Callable[[Context, Call, bytes, float | None], Awaitable[bytes]]
 _log = logging.getLogger("inferd.gateway")
 
 
-class Front(Protocol):
+class GrpcGateway(Protocol):
     """The gateway, as a door of it sees it."""
 
     @property
@@ -42,7 +42,7 @@ class Front(Protocol):
         """The call is over: settle and tell."""
 
 
-class Ended(NamedTuple):
+class Outcome(NamedTuple):
     """An answer, or the status in its place."""
 
     answer: bytes
@@ -50,7 +50,7 @@ class Ended(NamedTuple):
     details: str
     trailers: Headers
 
-    def tell(self, rpc: Rpc) -> None:
+    def send(self, rpc: Rpc) -> None:
         if self.status is Status.OK:
             rpc.finish(self.answer, trailers_block(self.trailers))
         else:
@@ -60,8 +60,8 @@ class Ended(NamedTuple):
 class Calls:
     """Serves calls of one answer; streams use ``begin`` and ``close`` themselves."""
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, gateway: GrpcGateway) -> None:
+        self._gateway = gateway
         self._num_open = 0
         self._tasks: dict[asyncio.Task[None], tuple[Call | None, Rpc]] = {}
         self._waiting: asyncio.Future[None] | None = None  # for the last one's end
@@ -69,17 +69,17 @@ class Calls:
     @property
     def context(self) -> Context:
         """As it is now: a reload replaces it."""
-        return self._front.context
+        return self._gateway.context
 
     def begin(self, method: str, rpc: Rpc, num_bytes: int) -> Call:
         """A call that will be closed."""
         self._num_open += 1
-        return self.made(method, rpc, num_bytes)
+        return self.make_call(method, rpc, num_bytes)
 
-    def made(self, method: str, rpc: Rpc, num_bytes: int) -> Call:
+    def make_call(self, method: str, rpc: Rpc, num_bytes: int) -> Call:
         path = f"/{SERVICE}/{method}"
         scope = {"method": "POST", "path": path, "http_version": "2", "headers": rpc.head.metadata}
-        call = Call(scope, _nothing_more, _not_this_way, clock.now())
+        call = Call(scope, _never_receive, _refuse_send, clock.now())
         call.principal = rpc.principal
         call.route = path
         call.request_bytes = num_bytes
@@ -92,13 +92,13 @@ class Calls:
         """
         if method.scope == "public":
             return True
-        head, door = rpc.head, self._front.context.door
+        head, door = rpc.head, self._gateway.context.door
         try:
             if head.is_usual:
                 rpc.principal = principal = door.authenticate(head.token)
                 if principal.may(method.scope):
                     return True
-            rpc.principal = authenticate(door, self.made(method.name, rpc, 0), method.scope)
+            rpc.principal = authenticate(door, self.make_call(method.name, rpc, 0), method.scope)
         except InferdError as failure:
             self.refuse(self.begin(method.name, rpc, 0), rpc, failure)
             return False
@@ -110,19 +110,19 @@ class Calls:
             call = self.begin(method, rpc, num_bytes)
             self.spawn(rpc, self._serve(call, rpc, answer), call)
 
-    def open(self, method: UnaryMethod, rpc: UnaryRpc, body: bytes) -> None:
+    def start_compressed(self, method: UnaryMethod, rpc: UnaryRpc, body: bytes) -> None:
         """Open a compressed message in a task, and let the method take it."""
         if self.has_room(rpc):
             self.spawn(rpc, self._open(method, rpc, body))
 
     async def _open(self, method: UnaryMethod, rpc: UnaryRpc, body: bytes) -> None:
-        found = await rpc.opened(body)
-        if found is not None and not rpc.is_told:
+        found = await rpc.decompressed(body)
+        if found is not None and not rpc.is_ended:
             rpc.owner = None  # from here on it is what takes the message
             method.take(rpc, found)
 
     async def _serve(self, call: Call, rpc: Rpc, answer: Callable[[Call], Awaitable[bytes]]) -> None:
-        (await self.ended(call, rpc, answer(call))).tell(rpc)
+        (await self.run(call, rpc, answer(call))).send(rpc)
 
     def spawn(self, rpc: Rpc, serving: Coroutine[Any, Any, None], call: Call | None = None) -> None:
         """Serve in a task that is cancelled with the stream; ``call`` was begun for it."""
@@ -142,50 +142,50 @@ class Calls:
         call, rpc = self._tasks.pop(task)
         if task.cancelled():
             if call is not None and not call.is_complete:  # before it began
-                leave(call, rpc)
+                note_abandoned(call, rpc)
                 self.close(call)
         elif (error := task.exception()) is not None:
             _log.error("a gRPC call broke", exc_info=error)
 
-    async def left(self, call: Call, rpc: Rpc) -> None:
+    async def close_abandoned(self, call: Call, rpc: Rpc) -> None:
         """Close a call whose client has left: its end says what it cost."""
-        leave(call, rpc)
+        note_abandoned(call, rpc)
         self.close(call)
 
-    async def ended(self, call: Call, rpc: Rpc, answering: Awaitable[bytes]) -> Ended:
-        """What becomes of a call whose answer is made by ``answering``; its books are closed."""
+    async def run(self, call: Call, rpc: Rpc, result: Awaitable[bytes]) -> Outcome:
+        """What becomes of a call whose answer is made by ``result``; the call is closed."""
         answer, failure = b"", None
         try:
             try:
-                answer = await answering
+                answer = await result
             except InferdError as error:
                 failure = error
             except Exception:
                 # The request boundary: a defect ends this request, and no other.
-                failure = defect(call)
-            note(call, failure, len(answer))
+                failure = log_defect(call)
+            note_outcome(call, failure, len(answer))
         except asyncio.CancelledError:
-            leave(call, rpc)
+            note_abandoned(call, rpc)
             raise
         finally:
             self.close(call)
         trailers = trailers_of(call, failure)
         if failure is None:
-            return Ended(answer, Status.OK, "", trailers)
-        self.earn(rpc)
+            return Outcome(answer, Status.OK, "", trailers)
+        self.credit_refusal(rpc)
         status, details = status_of(failure), details_of(failure)
         del failure  # its traceback has this frame: together they would stay until the collector comes by
-        return Ended(b"", status, details, trailers)
+        return Outcome(b"", status, details, trailers)
 
     def close(self, call: Call) -> None:
         """The call is over, whichever way it went."""
         call.is_complete = True
-        self._front.close(call)
+        self._gateway.close(call)
         self._num_open -= 1
         if self._waiting is not None and not self._num_open and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def earn(self, rpc: Rpc) -> None:
+    def credit_refusal(self, rpc: Rpc) -> None:
         """A call that was let in is answered with an error. Quotas, a full queue or a model that is not there are no
         reason to end a connection, on which other calls are under way."""
         rpc.connection.earned += REFUSED
@@ -193,18 +193,18 @@ class Calls:
     def refuse(self, call: Call, rpc: Rpc, failure: InferdError) -> None:
         """A call is over before anything was done for it."""
         rpc.connection.charge(REFUSAL)
-        note(call, failure, 0)
+        note_outcome(call, failure, 0)
         self.close(call)
         rpc.fail(status_of(failure), details_of(failure), trailers_of(call, failure))
 
-    async def closed(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until the books of every call are closed."""
         if self._num_open:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
 
 
-class Unary:
+class UnaryEndpoint:
     """A method of one answer, each call in a task."""
 
     def __init__(self, calls: Calls, name: str, scope: Scope, max_bytes: int, endpoint: Endpoint) -> None:
@@ -222,8 +222,8 @@ class Unary:
 
         self.calls.start(self.name, rpc, len(body), answer)
 
-    def open(self, rpc: UnaryRpc, body: bytes) -> None:
-        self.calls.open(self, rpc, body)
+    def take_compressed(self, rpc: UnaryRpc, body: bytes) -> None:
+        self.calls.start_compressed(self, rpc, body)
 
 
 def time_left(rpc: Rpc) -> float | None:
@@ -236,7 +236,7 @@ def time_left(rpc: Rpc) -> float | None:
     return min(left, MAX_TIMEOUT_S)
 
 
-def note(call: Call, failure: InferdError | None, num_bytes: int) -> None:
+def note_outcome(call: Call, failure: InferdError | None, num_bytes: int) -> None:
     """For the log: how the call was answered. Its status is the one that HTTP has for the same."""
     if failure is None:
         call.status = 200
@@ -246,12 +246,12 @@ def note(call: Call, failure: InferdError | None, num_bytes: int) -> None:
         call.note_error(failure)
 
 
-def leave(call: Call, rpc: Rpc) -> None:
+def note_abandoned(call: Call, rpc: Rpc) -> None:
     """Note a call whose answer is not wanted: the client has left, or was told that its deadline has passed."""
     if rpc.has_expired:
-        note(call, DeadlineExceeded(EXPIRED), 0)
+        note_outcome(call, DeadlineExceeded(EXPIRED), 0)
     else:
-        call.gone = True
+        call.client_left = True
 
 
 def trailers_of(call: Call, failure: InferdError | None) -> Headers:
@@ -264,17 +264,17 @@ def trailers_of(call: Call, failure: InferdError | None) -> Headers:
     return ((b"x-request-id", call.request_id.encode("ascii")), *told, *call.common_headers)
 
 
-def defect(call: Call) -> InternalError:
+def log_defect(call: Call) -> InternalError:
     """To be called where an exception is handled that nobody expected."""
     _log.exception("request %s failed", call.request_id)
     return InternalError("The server met an internal error; the log has the details.")
 
 
-async def _nothing_more() -> Message:
+async def _never_receive() -> Message:
     """Whoever leaves a gRPC call cancels the task that serves it."""
     never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
     return await never
 
 
-async def _not_this_way(message: Message) -> None:
+async def _refuse_send(message: Message) -> None:
     raise AssertionError("a gRPC call is not answered in HTTP's messages")

@@ -110,8 +110,8 @@ class DirectInfer:
 
             self.calls.start(METHOD, rpc, len(body), answer)
 
-    def open(self, rpc: UnaryRpc, body: bytes) -> None:
-        self.calls.open(self, rpc, body)
+    def take_compressed(self, rpc: UnaryRpc, body: bytes) -> None:
+        self.calls.start_compressed(self, rpc, body)
 
     def _send(self, rpc: UnaryRpc, body: bytes, envelope: Envelope) -> bool:
         """Send it; False: it is the general path's, and nothing has happened."""
@@ -154,7 +154,7 @@ class DirectInfer:
         try:
             pending.permit = context.door.admit(principal, pending.unique, model, prompt_tokens=0, max_tokens=0)
         except QuotaExceeded as error:
-            self.calls.earn(rpc)
+            self.calls.credit_refusal(rpc)
             self.calls.refuse(self._as_call(pending), rpc, error)
         else:
             rpc.owner = pending
@@ -168,13 +168,13 @@ class DirectInfer:
         rpc = pending.rpc
         call = self._as_call(pending)
         call.streams.append(stream)
-        if rpc.is_told:
-            self.calls.spawn(rpc, self.calls.left(call, rpc), call)
+        if rpc.is_ended:
+            self.calls.spawn(rpc, self.calls.close_abandoned(call, rpc), call)
         else:
             self.calls.spawn(rpc, self._ordinary(call, pending.model, stream, rpc), call)
 
     async def _ordinary(self, call: Call, model: str, stream: Stream, rpc: Rpc) -> None:
-        (await self.calls.ended(call, rpc, only_answer(call, model, stream))).tell(rpc)
+        (await self.calls.run(call, rpc, only_answer(call, model, stream))).send(rpc)
 
     def _as_call(self, pending: RpcPrediction) -> Call:
         call = self.calls.begin(METHOD, pending.rpc, pending.num_bytes)

@@ -8,7 +8,7 @@ from typing import Final
 
 from inferd.errors import InferdError
 from inferd.gateway.grpc.calls import SERVICE, Calls
-from inferd.gateway.grpc.rpc import Gone, StreamRpc, UnaryRpc
+from inferd.gateway.grpc.rpc import RpcClosed, StreamRpc, UnaryRpc
 from inferd.gateway.grpc.statuses import Status
 from inferd.http.work import FIELD
 from inferd.protowire import LENGTH, fields, text
@@ -31,7 +31,7 @@ class Health:
 
     def __init__(self, is_serving: Callable[[], bool]) -> None:
         self._is_serving = is_serving
-        self._told = is_serving()
+        self._last_status = is_serving()
         self._changed = asyncio.Event()
 
     def status(self) -> bytes:
@@ -40,13 +40,13 @@ class Health:
     async def follow(self, every_s: float) -> None:
         """Keep those who watch informed."""
         while True:
-            self.look()
+            self.notify_changes()
             await asyncio.sleep(every_s)
 
-    def look(self) -> None:
+    def notify_changes(self) -> None:
         """If anything has changed, tell those who watch."""
-        if self._is_serving() != self._told:
-            self._told = not self._told
+        if self._is_serving() != self._last_status:
+            self._last_status = not self._last_status
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -74,7 +74,7 @@ class Check:
         else:
             rpc.finish(self._health.status(), b"")
 
-    def open(self, rpc: UnaryRpc, body: bytes) -> None:
+    def take_compressed(self, rpc: UnaryRpc, body: bytes) -> None:
         rpc.fail(Status.UNIMPLEMENTED, "A health check is not taken compressed; send it as it is.")
 
 
@@ -104,11 +104,11 @@ class Watch:
                 await rpc.write(_SERVICE_UNKNOWN)
                 await asyncio.get_running_loop().create_future()  # it will never be known: until the client leaves
             while True:
-                told = self._health.status()
-                await rpc.write(told)
-                while self._health.status() == told:
+                status = self._health.status()
+                await rpc.write(status)
+                while self._health.status() == status:
                     await self._health.changed()
-        except Gone:
+        except RpcClosed:
             return
 
 

@@ -17,10 +17,10 @@ from inferd.gateway.errors import Unsupported
 from inferd.gateway.generation import check_end
 from inferd.gateway.grpc.envelope import Envelope
 from inferd.gateway.grpc.texts import completed, completions, writes_texts
-from inferd.gateway.idempotency import once
-from inferd.gateway.kserve.models import Served, asked_of, drawn_version, find_served
+from inferd.gateway.idempotency import run_idempotent
+from inferd.gateway.kserve.models import Served, draw_served_version, find_served, predict_fields_of
 from inferd.gateway.kserve.rest import task_of
-from inferd.gateway.predictions import Asked, check_task, repeated, submit
+from inferd.gateway.predictions import PredictFields, check_task, get_or_compute_prediction, submit
 from inferd.gateway.upstream import Stream
 from inferd.predict.codecs.v2_parameters import parameter_entry
 from inferd.protowire import sized
@@ -47,17 +47,17 @@ async def model_infer(context: Context, call: Call, envelope: Envelope, body: by
         async def complete() -> Response:
             return _response(await completed(context, call, served, envelope, body, left, head))
 
-        asks = f"{served.status.name} {served.asked} {DIALECT}\n".encode()
-        return _body(call, await once(context, call, asks + body, served.status.name, complete))
-    asked = _asked(served, envelope, body, left)
+        asks = f"{served.status.name} {served.requested_version} {DIALECT}\n".encode()
+        return _body(call, await run_idempotent(context, call, asks + body, served.status.name, complete))
+    fields = _predict_fields(served, envelope, body, left)
     name = served.status.name
     if call.header(_ONCE) is None and not context.caching_of(name).enabled:
-        return await only_answer(call, served.name, submit(context, call, served.status, asked))
+        return await only_answer(call, served.name, submit(context, call, served.status, fields))
 
     async def compute() -> Response:
-        return _response(await only_answer(call, served.name, submit(context, call, served.status, asked)))
+        return _response(await only_answer(call, served.name, submit(context, call, served.status, fields)))
 
-    return _body(call, await repeated(context, call, served.status, asked, compute))
+    return _body(call, await get_or_compute_prediction(context, call, served.status, fields, compute))
 
 
 def _response(answer: bytes) -> Response:
@@ -124,7 +124,7 @@ def answer_head(served: Served, envelope: Envelope) -> bytes:
 
 def _find(context: Context, call: Call, envelope: Envelope) -> Served:
     """The model that is meant, or that of its versions which this request gets. Raises ModelNotFound."""
-    return drawn_version(
+    return draw_served_version(
         context,
         call,
         find_served(context, call.principal, envelope.model, envelope.version),
@@ -135,13 +135,13 @@ def _find(context: Context, call: Call, envelope: Envelope) -> Served:
 def _submitted(
     context: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None
 ) -> Stream:
-    return submit(context, call, served.status, _asked(served, envelope, body, left))
+    return submit(context, call, served.status, _predict_fields(served, envelope, body, left))
 
 
-def _asked(served: Served, envelope: Envelope, body: bytes, left: float | None) -> Asked:
+def _predict_fields(served: Served, envelope: Envelope, body: bytes, left: float | None) -> PredictFields:
     """Raises InvalidRequest."""
     check_task(served.status, task_of(served))
-    asked = asked_of(DIALECT, body, envelope.parameters, version=served.asked)
-    if left is not None and (asked.timeout is None or left < asked.timeout):
-        asked = msgspec.structs.replace(asked, timeout=left)
-    return asked
+    fields = predict_fields_of(DIALECT, body, envelope.parameters, version=served.requested_version)
+    if left is not None and (fields.timeout is None or left < fields.timeout):
+        fields = msgspec.structs.replace(fields, timeout=left)
+    return fields

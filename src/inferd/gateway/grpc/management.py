@@ -15,7 +15,7 @@ from inferd.gateway.admin import health
 from inferd.gateway.call import Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import Unsupported
-from inferd.gateway.grpc.calls import FEW_BYTES, Calls, Endpoint, Unary
+from inferd.gateway.grpc.calls import FEW_BYTES, Calls, Endpoint, UnaryEndpoint
 from inferd.gateway.grpc.protocol import protocol
 from inferd.gateway.kserve import models as kserve
 from inferd.gateway.kserve.repository import load_model, unload_model
@@ -23,8 +23,8 @@ from inferd.gateway.kserve.rest import MAX_REPOSITORY_BYTES
 from inferd.gateway.kserve.statistics import statistics_of
 from inferd.tenancy.principal import Scope
 
-_Told = msgspec.Struct | Mapping[str, object]
-_Asked = Mapping[str, object]
+_Response = msgspec.Struct | Mapping[str, object]
+_Request = Mapping[str, object]
 
 # What Triton has and this server does not, and what to do instead.
 _NOT_SERVED: Final = {
@@ -44,9 +44,9 @@ _NOT_SERVED: Final = {
 _MAX_BYTES: Final = dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload"), MAX_REPOSITORY_BYTES)
 
 
-def management(calls: Calls) -> dict[str, Unary]:
+def management(calls: Calls) -> dict[str, UnaryEndpoint]:
     """Every method by its name."""
-    served: dict[str, tuple[Scope, Callable[[Context, Call, _Asked], Awaitable[_Told]]]] = {
+    served: dict[str, tuple[Scope, Callable[[Context, Call, _Request], Awaitable[_Response]]]] = {
         "ServerLive": ("public", _live),
         "ServerReady": ("public", _ready),
         "ServerMetadata": ("models", _server_metadata),
@@ -59,18 +59,18 @@ def management(calls: Calls) -> dict[str, Unary]:
         "RepositoryModelUnload": ("admin", _unload),
     }
     methods = {
-        name: Unary(calls, name, scope, _MAX_BYTES.get(name, FEW_BYTES), _typed(name, tell))
-        for name, (scope, tell) in served.items()
+        name: UnaryEndpoint(calls, name, scope, _MAX_BYTES.get(name, FEW_BYTES), _typed(name, method))
+        for name, (scope, method) in served.items()
     }
     for name, sentence in _NOT_SERVED.items():
-        methods[name] = Unary(calls, name, "infer", FEW_BYTES, _refusal(sentence))
+        methods[name] = UnaryEndpoint(calls, name, "infer", FEW_BYTES, _refusal(sentence))
     return methods
 
 
-def _typed(name: str, tell: Callable[[Context, Call, _Asked], Awaitable[_Told]]) -> Endpoint:
+def _typed(name: str, method: Callable[[Context, Call, _Request], Awaitable[_Response]]) -> Endpoint:
     async def answer(context: Context, call: Call, body: bytes, left: float | None) -> bytes:
-        asked = protocol().read(f"{name}Request", body)
-        return protocol().write(f"{name}Response", msgspec.to_builtins(await tell(context, call, asked)))
+        request = protocol().read(f"{name}Request", body)
+        return protocol().write(f"{name}Response", msgspec.to_builtins(await method(context, call, request)))
 
     return answer
 
@@ -82,71 +82,71 @@ def _refusal(sentence: str) -> Endpoint:
     return answer
 
 
-async def _live(context: Context, call: Call, asked: _Asked) -> _Told:
+async def _live(context: Context, call: Call, request: _Request) -> _Response:
     return {"live": True}
 
 
-async def _ready(context: Context, call: Call, asked: _Asked) -> _Told:
+async def _ready(context: Context, call: Call, request: _Request) -> _Response:
     return {"ready": health.is_ready(context.router)}
 
 
-async def _server_metadata(context: Context, call: Call, asked: _Asked) -> _Told:
+async def _server_metadata(context: Context, call: Call, request: _Request) -> _Response:
     return kserve.server_metadata(context)
 
 
-async def _model_ready(context: Context, call: Call, asked: _Asked) -> _Told:
+async def _model_ready(context: Context, call: Call, request: _Request) -> _Response:
     """As Triton does, a model that is not there is one that is not ready."""
     try:
-        return {"ready": kserve.is_ready(_served(context, call, asked))}
+        return {"ready": kserve.is_ready(_served(context, call, request))}
     except ModelNotFound:
         return {"ready": False}
 
 
-async def _model_metadata(context: Context, call: Call, asked: _Asked) -> _Told:
-    return kserve.model_metadata(context, call.principal, _served(context, call, asked))
+async def _model_metadata(context: Context, call: Call, request: _Request) -> _Response:
+    return kserve.model_metadata(context, call.principal, _served(context, call, request))
 
 
-async def _model_config(context: Context, call: Call, asked: _Asked) -> _Told:
-    return {"config": kserve.model_configuration(context, _served(context, call, asked))}
+async def _model_config(context: Context, call: Call, request: _Request) -> _Response:
+    return {"config": kserve.model_configuration(context, _served(context, call, request))}
 
 
-async def _index(context: Context, call: Call, asked: _Asked) -> _Told:
-    return {"models": kserve.repository_index(context, call.principal, ready=asked.get("ready") is True)}
+async def _index(context: Context, call: Call, request: _Request) -> _Response:
+    return {"models": kserve.repository_index(context, call.principal, ready=request.get("ready") is True)}
 
 
-def _served(context: Context, call: Call, asked: _Asked) -> kserve.Served:
-    served = kserve.find_served(context, call.principal, str(asked["name"]), str(asked["version"]))
+def _served(context: Context, call: Call, request: _Request) -> kserve.Served:
+    served = kserve.find_served(context, call.principal, str(request["name"]), str(request["version"]))
     call.model = served.status.name
     return served
 
 
-async def _model_statistics(context: Context, call: Call, asked: _Asked) -> _Told:
-    if asked["version"]:
-        models: Sequence[kserve.Served] = [_served(context, call, asked)]
-    elif asked["name"]:
-        models = kserve.versions_served(context, call.principal, str(asked["name"]))
+async def _model_statistics(context: Context, call: Call, request: _Request) -> _Response:
+    if request["version"]:
+        models: Sequence[kserve.Served] = [_served(context, call, request)]
+    elif request["name"]:
+        models = kserve.versions_served(context, call.principal, str(request["name"]))
     else:
         models = kserve.served_models(context, call.principal)
     return statistics_of(context, models)
 
 
-async def _load(context: Context, call: Call, asked: _Asked) -> _Told:
-    name = str(asked["model_name"])
-    await load_model(context, call.principal, name, _parameters(asked))
+async def _load(context: Context, call: Call, request: _Request) -> _Response:
+    name = str(request["model_name"])
+    await load_model(context, call.principal, name, _parameters(request))
     call.model = name
     return {}
 
 
-async def _unload(context: Context, call: Call, asked: _Asked) -> _Told:
-    name = str(asked["model_name"])
-    await unload_model(context, call.principal, name, _parameters(asked))
+async def _unload(context: Context, call: Call, request: _Request) -> _Response:
+    name = str(request["model_name"])
+    await unload_model(context, call.principal, name, _parameters(request))
     call.model = name
     return {}
 
 
-def _parameters(asked: _Asked) -> dict[str, kserve.Value]:
+def _parameters(request: _Request) -> dict[str, kserve.Value]:
     """A map of ModelRepositoryParameters; a file's bytes stay the text that JSON has for them."""
-    given = asked["parameters"]
+    given = request["parameters"]
     assert isinstance(given, dict)
     return {
         key: int(value) if choice == "int64_param" else value

@@ -7,7 +7,7 @@ from typing import Final
 from inferd.errors import InferdError
 from inferd.gateway.grpc.calls import Calls
 from inferd.gateway.grpc.protocol import File, Protocol, protocol
-from inferd.gateway.grpc.rpc import Gone, StreamRpc
+from inferd.gateway.grpc.rpc import RpcClosed, StreamRpc
 from inferd.gateway.grpc.statuses import Status
 from inferd.protowire import LENGTH, fields, number, sized, text
 
@@ -15,13 +15,13 @@ NAMES: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.
 METHOD: Final = "ServerReflectionInfo"
 MAX_BYTES: Final = 1024  # of a question, which is a name
 
-# Fields of a request that say what is asked for, and of an answer.
+# Fields of a request that say what is request for, and of an answer.
 _BY_NAME: Final = 3
 _BY_SYMBOL: Final = 4
 _BY_EXTENSION: Final = 5
 _EXTENSIONS_OF: Final = 6
 _LIST: Final = 7
-_WISHES: Final = range(_BY_NAME, _LIST + 1)
+_QUERY_FIELDS: Final = range(_BY_NAME, _LIST + 1)
 _FILES: Final = 4
 _SERVICES: Final = 6
 _ERROR: Final = 7
@@ -43,9 +43,9 @@ class Reflection:
 
     async def _serve(self, rpc: StreamRpc) -> None:
         try:
-            while (asked := await rpc.read()) is not None:
-                await rpc.write(answer(protocol(), asked))
-        except Gone:
+            while (request := await rpc.read()) is not None:
+                await rpc.write(answer(protocol(), request))
+        except RpcClosed:
             return
         except InferdError:
             rpc.fail(Status.INVALID_ARGUMENT, "The request is no ServerReflectionRequest; send one.")
@@ -53,28 +53,28 @@ class Reflection:
         rpc.close()
 
 
-def answer(known: Protocol, asked: bytes) -> bytes:
+def answer(known: Protocol, request: bytes) -> bytes:
     """A ServerReflectionResponse. Raises InvalidRequest."""
-    host, wish, name = b"", 0, ""
-    for key, wire, start, end in fields(asked, 0, len(asked)):
+    host, query, name = b"", 0, ""
+    for key, wire, start, end in fields(request, 0, len(request)):
         if wire != LENGTH:
             continue
         if key == 1:
-            host = sized(1, asked[start:end])
-        elif key in _WISHES:  # a oneof: the last one counts
-            wish, name = key, text(asked, start, end)
-    return host + sized(2, asked) + _answer(known, wish, name)
+            host = sized(1, request[start:end])
+        elif key in _QUERY_FIELDS:  # a oneof: the last one counts
+            query, name = key, text(request, start, end)
+    return host + sized(2, request) + _answer(known, query, name)
 
 
-def _answer(known: Protocol, wish: int, name: str) -> bytes:
-    if wish == _BY_NAME:
+def _answer(known: Protocol, query: int, name: str) -> bytes:
+    if query == _BY_NAME:
         return _files(known, known.files.get(name), name)
-    if wish == _BY_SYMBOL:
+    if query == _BY_SYMBOL:
         return _files(known, known.file_of(name), name)
-    if wish == _LIST:
+    if query == _LIST:
         names = [name for file in known.files.values() for name in file.services]
         return sized(_SERVICES, b"".join([sized(1, sized(1, name.encode())) for name in sorted(names)]))
-    if wish:
+    if query:
         return _error(Status.NOT_FOUND, "There are no extensions.")
     return _error(Status.UNIMPLEMENTED, "The request asks for nothing that this server knows.")
 

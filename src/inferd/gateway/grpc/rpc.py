@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from inferd import clock
 from inferd.errors import InvalidRequest
-from inferd.gateway.compression import OFF_LOOP_BYTES, opened
+from inferd.gateway.compression import OFF_LOOP_BYTES, decompressed
 from inferd.gateway.errors import BodyTooLarge
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.wire import HEAD, OK, PREFIX_BYTES, Head, Refusal, only_head, status_block, trailers_block
@@ -32,7 +32,7 @@ _READ_BYTES: Final = 4096  # of a message that are counted as if each were a fie
 EXPIRED: Final = "The request's deadline has passed; give it more time."
 
 
-class Gone(Exception):
+class RpcClosed(Exception):
     """Nobody hears what is said: the client left, or the deadline passed."""
 
 
@@ -72,8 +72,8 @@ class UnaryMethod(Method, Protocol):
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
         """The message of a call that has begun: see to it that it is answered."""
 
-    def open(self, rpc: UnaryRpc, body: bytes) -> None:
-        """Likewise of a message that is compressed (``UnaryRpc.opened``)."""
+    def take_compressed(self, rpc: UnaryRpc, body: bytes) -> None:
+        """Likewise of a message that is compressed (``UnaryRpc.decompressed``)."""
 
 
 class StreamMethod(Method, Protocol):
@@ -97,7 +97,7 @@ class Rpc(Stream):
         "deadline",
         "has_expired",
         "head",
-        "is_told",
+        "is_ended",
         "method",
         "owner",
         "principal",
@@ -119,7 +119,7 @@ class Rpc(Stream):
         self._need = PREFIX_BYTES  # bytes of it, as far as is known
         self._received = 0
         self._has_begun = False  # to be answered
-        self.is_told = False  # how it ended
+        self.is_ended = False  # how it ended
         self.has_expired = False  # ended by its deadline
         self._begun_at = clock.now()  # when what is waited for now began
         self._timer: asyncio.TimerHandle | None = None
@@ -131,7 +131,7 @@ class Rpc(Stream):
     # -- the request ------------------------------------------------------------------------
 
     def _gather(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
-        """Put messages together; what is complete goes to ``_message``, the end to ``_all_said``."""
+        """Put messages together; what is complete goes to ``_message``, the end to ``_request_ended``."""
         buffer = self._buffer
         if buffer is None:
             buffer = self._buffer = bytearray()
@@ -159,7 +159,7 @@ class Rpc(Stream):
             if self.keeps or self.wanted:
                 self.connection.grants.kept_no_more(self)
             self._message(message, is_compressed)
-            if self.is_told:
+            if self.is_ended:
                 return
         if not is_end:
             self._open_window()
@@ -170,7 +170,7 @@ class Rpc(Stream):
                 Status.INTERNAL, f"content-length is {self.head.length}, and {self._received} bytes came; leave it out."
             )
         else:
-            self._all_said()
+            self._request_ended()
 
     def _problem(self, flag: int, size: int) -> Refusal | None:
         """What is wrong with a message that begins so."""
@@ -193,7 +193,7 @@ class Rpc(Stream):
     def _open_window(self) -> None:
         """Let as much come as is worth keeping."""
         unread, buffer = self._unread(), self._buffer
-        if self.wanted or self.heard_all or self.is_told or unread >= FIRST_WINDOW:
+        if self.wanted or self.heard_all or self.is_ended or unread >= FIRST_WINDOW:
             return
         partial = len(buffer) if buffer is not None else 0
         missing = self._need - partial
@@ -208,10 +208,10 @@ class Rpc(Stream):
         self._begun_at = clock.now()  # the time in line does not count
         super().granted(size)
 
-    async def opened(self, message: bytes) -> bytes | None:
+    async def decompressed(self, message: bytes) -> bytes | None:
         """A compressed message; None: it could not be opened, and the call has failed."""
         try:
-            return await opened(message, self.head.encoding, self._max_bytes)
+            return await decompressed(message, self.head.encoding, self._max_bytes)
         except BodyTooLarge:
             self.fail(Status.RESOURCE_EXHAUSTED, f"A message is, when it is opened, larger than the {self._allowed()}.")
         except InvalidRequest:
@@ -221,7 +221,7 @@ class Rpc(Stream):
     @abstractmethod
     def _message(self, message: bytes, is_compressed: bool) -> None: ...
     @abstractmethod
-    def _all_said(self) -> None: ...
+    def _request_ended(self) -> None: ...
     @abstractmethod
     def _waits_for_message(self) -> bool:
         """Whether one is under way, so that it may be too slow."""
@@ -238,24 +238,24 @@ class Rpc(Stream):
 
     def finish(self, answer: bytes, trailers: bytes) -> None:
         """The one answer, and that all is well."""
-        if self.is_told:
+        if self.is_ended:
             return
-        self._let_go()
+        self._mark_ended()
         self.say(HEAD, b"\0" + len(answer).to_bytes(4, "big"), answer, OK + trailers)
 
     def fail(self, status: Status, details: str, trailers: Iterable[Header] = (), http: bytes = b"200") -> None:
         """Any other end, with what was said before it."""
-        if self.is_told:
+        if self.is_ended:
             return
-        self._let_go()
+        self._mark_ended()
         block = status_block(status, details, trailers)
         if self._has_begun:
             self.end(block)
         else:
             self.say_only(only_head(http) + block)
 
-    def _let_go(self) -> None:
-        self.is_told = True
+    def _mark_ended(self) -> None:
+        self.is_ended = True
         self.owner = None
         if self._timer is not None:
             self._timer.cancel()
@@ -263,10 +263,10 @@ class Rpc(Stream):
 
     def _expire(self) -> None:
         """Thousands of deadlines may pass at the same moment: each call ends in a turn of its own."""
-        self.connection.in_turn(self._end_late)
+        self.connection.in_turn(self._end_expired)
 
-    def _end_late(self) -> None:
-        if self.is_told:
+    def _end_expired(self) -> None:
+        if self.is_ended:
             return
         owner = self.owner
         self.has_expired = True
@@ -279,7 +279,7 @@ class Rpc(Stream):
 
     def leave(self) -> None:
         owner = self.owner
-        self._let_go()
+        self._mark_ended()
         if owner is not None:
             owner.cancel()
 
@@ -287,7 +287,7 @@ class Rpc(Stream):
 
     def look(self, now: float, patience_s: float) -> None:
         super().look(now, patience_s)
-        if self.heard_all or self.is_told or self.wanted or not self._waits_for_message():
+        if self.heard_all or self.is_ended or self.wanted or not self._waits_for_message():
             return
         if now - self._begun_at > self._limits.message_s + self._received / SLOWEST:
             owner = self.owner
@@ -299,7 +299,7 @@ class Rpc(Stream):
 class UnaryRpc(Rpc):
     """One message in, one out."""
 
-    __slots__ = ("_given", "_method")
+    __slots__ = ("_method", "_received_message")
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ class UnaryRpc(Rpc):
     ) -> None:
         super().__init__(connection, number, head, limits, method)
         self._method = method
-        self._given: tuple[bytes, bool] | None = None
+        self._received_message: tuple[bytes, bool] | None = None
 
     def data(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
         begin = start + PREFIX_BYTES
@@ -328,19 +328,19 @@ class UnaryRpc(Rpc):
             self._gather(data, start, stop, is_end)
 
     def _message(self, message: bytes, is_compressed: bool) -> None:
-        if self._given is not None:
+        if self._received_message is not None:
             self.fail(Status.UNIMPLEMENTED, "The call takes one message, and another one came; send one in each call.")
         else:
-            self._given = message, is_compressed
+            self._received_message = message, is_compressed
 
-    def _all_said(self) -> None:
-        if self._given is None:
+    def _request_ended(self) -> None:
+        if self._received_message is None:
             self.fail(Status.UNIMPLEMENTED, "The call takes one message, and none came; send one, if an empty one.")
             return
-        message, is_compressed = self._given
-        self._given = self._buffer = None
+        message, is_compressed = self._received_message
+        self._received_message = self._buffer = None
         if is_compressed:
-            self._method.open(self, message)
+            self._method.take_compressed(self, message)
         else:
             self._method.take(self, message)
 
@@ -381,7 +381,7 @@ class StreamRpc(Rpc):
         self._num_unread += PREFIX_BYTES + len(message)
         self._wake_reader()
 
-    def _all_said(self) -> None:
+    def _request_ended(self) -> None:
         self._wake_reader()
 
     def _waits_for_message(self) -> bool:
@@ -391,10 +391,10 @@ class StreamRpc(Rpc):
         return self._num_unread
 
     async def read(self) -> bytes | None:
-        """The next message; None: there is none any more. Raises Gone."""
+        """The next message; None: there is none any more. Raises RpcClosed."""
         while not self._messages:
-            if self.is_told:
-                raise Gone
+            if self.is_ended:
+                raise RpcClosed
             if self.heard_all:
                 return None
             self._reader = asyncio.get_running_loop().create_future()
@@ -406,35 +406,35 @@ class StreamRpc(Rpc):
         if self._read_ahead > TURN_BYTES:
             self._read_ahead = 0
             await asyncio.sleep(0)  # others have their turn
-            if self.is_told:
-                raise Gone
+            if self.is_ended:
+                raise RpcClosed
         if not is_compressed:
             return message
-        found = await self.opened(message)
+        found = await self.decompressed(message)
         if found is None:
-            raise Gone
+            raise RpcClosed
         return found
 
     async def write(self, message: bytes) -> None:
-        """One answer; waits while the client takes none. Raises Gone."""
-        if self.is_told:
-            raise Gone
+        """One answer; waits while the client takes none. Raises RpcClosed."""
+        if self.is_ended:
+            raise RpcClosed
         if not self._has_begun:
             self._has_begun = True
             self.begin(HEAD)
         self.put(b"\0" + len(message).to_bytes(4, "big") + message)
-        while (self.is_blocked or not self.connection.is_writable) and not self.is_told:
+        while (self.is_blocked or not self.connection.is_writable) and not self.is_ended:
             if self._writer is None:
                 self._writer = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._writer)
-        if self.is_told:
-            raise Gone
+        if self.is_ended:
+            raise RpcClosed
 
     def close(self, trailers: Iterable[Header] = ()) -> None:
         """All is said and well."""
-        if self.is_told:
+        if self.is_ended:
             return
-        self._let_go()
+        self._mark_ended()
         if self._has_begun:
             self.end(OK + trailers_block(trailers))
         else:

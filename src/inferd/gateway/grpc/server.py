@@ -120,7 +120,7 @@ class GrpcServer:
             server.close()
             for connection in tuple(self.connections):
                 connection.shut()
-            self._health.look()
+            self._health.notify_changes()
             self._streams.stop()
             await self._leave()
         finally:
@@ -133,7 +133,7 @@ class GrpcServer:
             with contextlib.suppress(TimeoutError):  # those that were cut still tell what they cost
                 async with asyncio.timeout(LAST_CALLS_S):
                     await self._ended()
-                    await self._calls.closed()
+                    await self._calls.wait_closed()
 
     async def _leave(self) -> None:
         grace_s = max(1.0, self._gateway.context.config.server.grace_s)
@@ -216,7 +216,7 @@ class GrpcServer:
 
     def _look(self) -> None:
         """One timer for the patience with all clients, and for who watches the server's health."""
-        self._health.look()
+        self._health.notify_changes()
         now = clock.now()
         for connection in tuple(self.connections):
             connection.look(now)

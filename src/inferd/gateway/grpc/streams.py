@@ -12,10 +12,10 @@ from typing import Final
 
 from inferd.errors import InferdError
 from inferd.gateway.admission import authenticate
-from inferd.gateway.grpc.calls import Calls, defect, leave, note, time_left
+from inferd.gateway.grpc.calls import Calls, log_defect, note_abandoned, note_outcome, time_left
 from inferd.gateway.grpc.envelope import Envelope, read_envelope
 from inferd.gateway.grpc.inference import answers
-from inferd.gateway.grpc.rpc import Gone, StreamRpc
+from inferd.gateway.grpc.rpc import RpcClosed, StreamRpc
 from inferd.gateway.grpc.statuses import Status, details_of
 from inferd.protowire import sized
 
@@ -76,7 +76,7 @@ class _InferStream:
         """Until the client has said everything and heard everything, or has left."""
         try:
             await self._work()
-        except Gone:
+        except RpcClosed:
             return
         finally:
             if self._reading is not None:
@@ -150,13 +150,13 @@ class _InferStream:
                 failure = error
             except Exception:
                 # The request boundary: a defect ends this request, and no other.
-                failure = defect(call)
-            note(call, failure, 0)
+                failure = log_defect(call)
+            note_outcome(call, failure, 0)
             if failure is not None:
                 request_id = sized(3, envelope.id.encode()) if envelope is not None and envelope.id else b""
                 await self._write(sized(1, details_of(failure).encode()) + sized(2, request_id))
         except asyncio.CancelledError:
-            leave(call, self._rpc)
+            note_abandoned(call, self._rpc)
             raise
         finally:
             self._calls.close(call)
@@ -166,5 +166,5 @@ class _InferStream:
         async with self._writing:
             try:
                 await self._rpc.write(message)
-            except Gone:
+            except RpcClosed:
                 raise asyncio.CancelledError from None

@@ -41,27 +41,27 @@ async def completed(
     context: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
 ) -> bytes:
     """The whole text, behind ``head``."""
-    asked, options = _asked(envelope, body, left)
-    stream = await submit_text(context, call, served, asked, options, is_stream=False)
+    request, options = _text_request(envelope, body, left)
+    stream = await submit_text(context, call, served, request, options, is_stream=False)
     collected = await collect(call, stream, 1)
     choice = collected.choices[0]
     call.finish_reasons = (choice.finish_reason,) if choice.finish_reason is not None else ()
-    said = "".join(choice.texts)
+    written = "".join(choice.texts)
     if options.get("exclude_input_in_output") is False:
-        said = asked.text_input + said
-    return head + write_text(said)
+        written = request.text_input + written
+    return head + write_text(written)
 
 
 async def completions(
     context: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
 ) -> AsyncGenerator[tuple[bytes, bool], None]:
     """The text in pieces as it is written, each behind ``head``, and whether it is the last one."""
-    stream = await submit_text(context, call, served, *_asked(envelope, body, left), is_stream=True)
+    stream = await submit_text(context, call, served, *_text_request(envelope, body, left), is_stream=True)
     async for output in stream:
         if not isinstance(output, Output):
             raise InternalError("A relayed answer came where outputs were expected. This is a bug.")
         if output.prompt is not None:
-            call.learned(output.prompt.num_tokens)
+            call.note_prompt_tokens(output.prompt.num_tokens)
         end = output.end
         if end is not None:
             check_end(end)
@@ -73,7 +73,7 @@ async def completions(
             yield head + write_text(piece), end is not None
 
 
-def _asked(envelope: Envelope, body: bytes, left: float | None) -> tuple[TextRequest, dict[str, object]]:
+def _text_request(envelope: Envelope, body: bytes, left: float | None) -> tuple[TextRequest, dict[str, object]]:
     """The text, and the fields of /v1/completions, those of the parameters before those of the tensor."""
     given = read_texts(body)
     options = _options_of(given[OPTIONS]) if OPTIONS in given else {}
@@ -87,16 +87,16 @@ def _asked(envelope: Envelope, body: bytes, left: float | None) -> tuple[TextReq
     return TextRequest(text_input=given[INPUT]), options
 
 
-def _options_of(said: str) -> dict[str, object]:
+def _options_of(written: str) -> dict[str, object]:
     try:
-        return _options_decoder.decode(said)
+        return _options_decoder.decode(written)
     except (ValueError, RecursionError) as error:
         raise invalid(f"inputs.{OPTIONS}", f"The input {OPTIONS!r} is not a JSON object ({error}).") from None
 
 
-def write_text(said: str) -> bytes:
+def write_text(written: str) -> bytes:
     """The output and its bytes, as fields of a ModelInferResponse."""
-    content = said.encode()
+    content = written.encode()
     return _OUTPUT + sized(6, _LENGTH.pack(len(content)) + content)
 
 

@@ -18,12 +18,12 @@ from inferd.gateway.errors import error_text, invalid
 from inferd.gateway.generation import (
     collect,
     failure_of,
+    first_output,
     ignored_header,
     merge,
-    started,
     submit_all,
 )
-from inferd.gateway.kserve.models import Served, asked_of
+from inferd.gateway.kserve.models import Served, predict_fields_of
 from inferd.gateway.openai.completions import completion_sampling, prompts_of
 from inferd.gateway.openai.sampling import check_unsupported
 from inferd.gateway.openai.wire import completion_decoder
@@ -72,10 +72,10 @@ async def generate(context: Context, call: Call, served: Served, body: TextReque
     collected = await collect(call, stream, 1)
     choice = collected.choices[0]
     call.finish_reasons = (choice.finish_reason,) if choice.finish_reason is not None else ()
-    said = "".join(choice.texts)
+    text = "".join(choice.texts)
     if options.get("exclude_input_in_output") is False:
-        said = body.text_input + said
-    answer = _answer(served, body, said, TextDetails(choice.finish_reason))
+        text = body.text_input + text
+    answer = _answer(served, body, text, TextDetails(choice.finish_reason))
     return Response(200, encode(answer), headers=ignored_header(call.ignored))
 
 
@@ -84,7 +84,7 @@ async def generate_stream(context: Context, call: Call, served: Served, body: Te
     call.stream = True
     stream = await submit_text(context, call, served, body, _options(body), is_stream=True)
     outputs = merge(call, [stream])
-    first = await started(outputs, call)
+    first = await first_output(outputs, call)
     return EventStream(_frames(call, served, body, outputs, first[1]), ignored_header(call.ignored), _ENDING)
 
 
@@ -166,11 +166,11 @@ async def submit_text(
     given = {name: value for name, value in options.items() if name not in _OWN}
     priority, timeout = given.pop("priority", None), given.pop("timeout", None)
     # In Triton's units; what is no number is refused there.
-    asked = asked_of("", b"", {"priority": priority, "timeout": timeout})  # type: ignore[dict-item]
-    if asked.priority is not None:
-        given["priority"] = asked.priority
-    if asked.timeout is not None:
-        given["timeout"] = asked.timeout
+    terms = predict_fields_of("", b"", {"priority": priority, "timeout": timeout})  # type: ignore[dict-item]
+    if terms.priority is not None:
+        given["priority"] = terms.priority
+    if terms.timeout is not None:
+        given["timeout"] = terms.timeout
     given |= {"model": model.name, "prompt": body.text_input, "stream": is_stream}
     raw = encode(given)
     fields = await decode_body(raw, completion_decoder)

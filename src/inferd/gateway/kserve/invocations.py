@@ -14,9 +14,9 @@ from inferd.gateway.call import Answer, Call, Response
 from inferd.gateway.compression import compressed
 from inferd.gateway.context import Context
 from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorShape, UnsupportedMediaType, invalid, kind_of, printable
-from inferd.gateway.kserve.models import Served, drawn_version, find_served, served_models
-from inferd.gateway.kserve.rest import read_tensors, task_of
-from inferd.gateway.predictions import Asked, predict
+from inferd.gateway.kserve.models import Served, draw_served_version, find_served, served_models
+from inferd.gateway.kserve.rest import read_tensor_body, task_of
+from inferd.gateway.predictions import PredictFields, predict
 
 _TARGET: Final = b"x-amzn-sagemaker-target-model"
 CSV_TYPE: Final = b"text/csv"
@@ -87,14 +87,16 @@ class InvocationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def predict_v1(context: Context, call: Call, rest: str) -> Answer:
-    body = await read_tensors(context, call)
-    return await _predicted(context, call, find_served(context, call.principal, rest), Asked(dialect="v1", body=body))
+    body = await read_tensor_body(context, call)
+    return await _predicted(
+        context, call, find_served(context, call.principal, rest), PredictFields(dialect="v1", body=body)
+    )
 
 
 async def invoke(context: Context, call: Call, rest: str) -> Answer:
     dialect = _dialect(call)
-    body = await read_tensors(context, call, is_table=dialect != _JSON)
-    return await _predicted(context, call, _target(context, call), Asked(dialect=dialect, body=body))
+    body = await read_tensor_body(context, call, is_table=dialect != _JSON)
+    return await _predicted(context, call, _target(context, call), PredictFields(dialect=dialect, body=body))
 
 
 def _dialect(call: Call) -> str:
@@ -133,7 +135,7 @@ def _target(context: Context, call: Call) -> Served:
     return newest[0]
 
 
-async def _predicted(context: Context, call: Call, served: Served, asked: Asked) -> Answer:
-    served = drawn_version(context, call, served)
-    answer = await call.watched(predict(context, call, served.status, asked, tasks=(task_of(served),)))
+async def _predicted(context: Context, call: Call, served: Served, fields: PredictFields) -> Answer:
+    served = draw_served_version(context, call, served)
+    answer = await call.with_cancellation(predict(context, call, served.status, fields, tasks=(task_of(served),)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer

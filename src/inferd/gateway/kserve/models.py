@@ -16,13 +16,13 @@ from inferd import __version__
 from inferd.config import ModelConfig
 from inferd.config.versions import base_of, entry_named, versions_of
 from inferd.errors import ModelNotFound, Unavailable
-from inferd.gateway.admission import MAX_TIMEOUT_S, may_use, visible
+from inferd.gateway.admission import MAX_TIMEOUT_S, may_use, visible_models
 from inferd.gateway.call import Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, printable, shown
-from inferd.gateway.predictions import Asked
+from inferd.gateway.predictions import PredictFields
 from inferd.gateway.upstream import ModelState, ModelStatus
-from inferd.gateway.versions import drawn
+from inferd.gateway.versions import draw_version
 from inferd.tenancy.principal import Principal
 from inferd.types import RANKS, TensorSpec
 
@@ -49,20 +49,20 @@ Value = str | int | float | bool | None
 # -- a request's parameters ----------------------------------------------------------------------
 
 
-def asked_of(
+def predict_fields_of(
     dialect: str,
     body: bytes,
     parameters: Mapping[str, Value],
     *,
     header_bytes: int = -1,
     version: str = "",
-) -> Asked:
+) -> PredictFields:
     """What the gateway does about a request's parameters; those it does not know are the model's.
 
     Raises InvalidRequest.
     """
     if not parameters:
-        return Asked(dialect=dialect, body=body, header_bytes=header_bytes, version=version)
+        return PredictFields(dialect=dialect, body=body, header_bytes=header_bytes, version=version)
     sequence = _sequence(parameters.get("sequence_id"))
     starts, ends = _flag(parameters, "sequence_start"), _flag(parameters, "sequence_end")
     if (starts or ends) and not sequence:
@@ -70,7 +70,7 @@ def asked_of(
             "parameters.sequence_id",
             "parameters.sequence_start and sequence_end belong to a sequence; send its sequence_id (not 0 or empty).",
         )
-    return Asked(
+    return PredictFields(
         dialect=dialect,
         body=body,
         header_bytes=header_bytes,
@@ -141,7 +141,7 @@ class Served(NamedTuple):
     status: ModelStatus
     name: str
     version: str
-    asked: str = ""  # the version that the client named
+    requested_version: str = ""  # the version that the client named
 
 
 def find_served(context: Context, principal: Principal, name: str, version: str = "") -> Served:
@@ -152,23 +152,23 @@ def find_served(context: Context, principal: Principal, name: str, version: str 
         status = context.router.model(name if entry is None else entry)
         if status is not None and may_use(context, principal, status.name):
             served = _served(context, status)
-            return served if entry is None else served._replace(asked=served.version)
-    known = [_served(context, status) for status in visible(context, principal)]
+            return served if entry is None else served._replace(requested_version=served.version)
+    known = [_served(context, status) for status in visible_models(context, principal)]
     if not version:
         newest = _versions_among(known, name)[-1:]
         if newest:
             return newest[0]
     config = context.config.models.get(name)
-    asked = version
+    requested = version
     if config is not None and version:
         version = str(config.versions.aliases.get(version, version))
     there = _versions_among(known, name)
     for served in there:
         if served.version == version:
-            return served._replace(asked=version)
+            return served._replace(requested_version=version)
     if there:
         raise ModelNotFound(
-            f"Request for unknown model: {shown(name)} version {printable(asked)!r} is not found; its versions are "
+            f"Request for unknown model: {shown(name)} version {printable(requested)!r} is not found; its versions are "
             f"{', '.join(served.version for served in there)}.",
             param="model",
         )
@@ -178,12 +178,12 @@ def find_served(context: Context, principal: Principal, name: str, version: str 
     )
 
 
-def drawn_version(context: Context, call: Call, served: Served, sequence: str = "") -> Served:
+def draw_served_version(context: Context, call: Call, served: Served, sequence: str = "") -> Served:
     """Who computes a request for what was found: another version where the model's name alone was said and its
     versions have weights. ``sequence``: whose state it moves on."""
-    if served.asked or served.status.name != served.name:
+    if served.requested_version or served.status.name != served.name:
         return served
-    status = drawn(context, call, served.status, sequence=sequence)
+    status = draw_version(context, call, served.status, sequence=sequence)
     if status is served.status:
         return served
     call.model = status.name
@@ -192,7 +192,7 @@ def drawn_version(context: Context, call: Call, served: Served, sequence: str = 
 
 def served_models(context: Context, principal: Principal) -> Sequence[Served]:
     """Every version of every model that the principal may use."""
-    return [_served(context, status) for status in visible(context, principal)]
+    return [_served(context, status) for status in visible_models(context, principal)]
 
 
 def _served(context: Context, status: ModelStatus) -> Served:

@@ -15,14 +15,14 @@ import msgspec
 from inferd.errors import InvalidRequest
 from inferd.gateway.admin import health
 from inferd.gateway.call import Answer, Call, Response, read_body, require_json
-from inferd.gateway.compression import compressed, encoding_of, opened
+from inferd.gateway.compression import compressed, decompressed, encoding_of
 from inferd.gateway.context import Context
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import UnsupportedMediaType, printable
-from inferd.gateway.idempotency import once
+from inferd.gateway.idempotency import run_idempotent
 from inferd.gateway.kserve import models as kserve
 from inferd.gateway.kserve.generate import TextRequest, generate, generate_stream, text_decoder
-from inferd.gateway.kserve.models import Served, Value, drawn_version, find_served
+from inferd.gateway.kserve.models import Served, Value, draw_served_version, find_served
 from inferd.gateway.kserve.repository import load_model, unload_model
 from inferd.gateway.kserve.statistics import statistics_of
 from inferd.gateway.kserve.wire import read_infer
@@ -141,16 +141,16 @@ async def statistics(context: Context, call: Call, rest: str) -> Answer:
 
 async def infer(context: Context, call: Call, rest: str) -> Answer:
     header_bytes = header_length(call)
-    body = await read_tensors(context, call, is_binary=header_bytes >= 0)
+    body = await read_tensor_body(context, call, is_binary=header_bytes >= 0)
     served = served_of(context, call, rest)
     if len(body) <= OFF_LOOP_BYTES:
-        asked = read_infer(body, header_bytes, served.asked)
+        fields = read_infer(body, header_bytes, served.requested_version)
     else:
         info = served.status.info
         most = info.max_json if info is not None else None
-        asked = await asyncio.to_thread(read_infer, body, header_bytes, served.asked, most=most)
-    served = drawn_version(context, call, served, asked.sequence)
-    answer = await call.watched(predict(context, call, served.status, asked, tasks=(task_of(served),)))
+        fields = await asyncio.to_thread(read_infer, body, header_bytes, served.requested_version, most=most)
+    served = draw_served_version(context, call, served, fields.sequence)
+    answer = await call.with_cancellation(predict(context, call, served.status, fields, tasks=(task_of(served),)))
     return await compressed(call, answer) if isinstance(answer, Response) else answer
 
 
@@ -174,14 +174,14 @@ def header_length(call: Call) -> int:
     return int(value)
 
 
-async def read_tensors(context: Context, call: Call, *, is_binary: bool = False, is_table: bool = False) -> bytes:
+async def read_tensor_body(context: Context, call: Call, *, is_binary: bool = False, is_table: bool = False) -> bytes:
     """A request's body, opened where it is compressed. ``is_table``: its type has been found to be text/csv. Raises
     UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
     encoding = encoding_of(call)
     if not is_table:
         check_media(call, is_binary=is_binary)
     body = await read_body(call, context.max_body_bytes, context.body_timeout_s)
-    return await opened(body, encoding, context.max_body_bytes)
+    return await decompressed(body, encoding, context.max_body_bytes)
 
 
 def check_media(call: Call, *, is_binary: bool) -> None:
@@ -216,10 +216,12 @@ async def _written(
     require_json(call)
     raw = await read_body(call, context.max_body_bytes, context.body_timeout_s)
     body = await decode_body(raw, text_decoder)
-    served = drawn_version(context, call, served_of(context, call, rest))
+    served = draw_served_version(context, call, served_of(context, call, rest))
     name = served.status.name
-    asks = f"{name} {served.asked}\n".encode() + raw
-    return await call.watched(once(context, call, asks, name, lambda: write(context, call, served, body)))
+    asks = f"{name} {served.requested_version}\n".encode() + raw
+    return await call.with_cancellation(
+        run_idempotent(context, call, asks, name, lambda: write(context, call, served, body))
+    )
 
 
 # -- the repository ------------------------------------------------------------------------------
@@ -227,8 +229,8 @@ async def _written(
 
 async def repository_index(context: Context, call: Call, rest: str) -> Answer:
     body = await _small_body(context, call)
-    asked = await decode_body(body, _index_decoder) if body else IndexRequest()
-    models = kserve.repository_index(context, call.principal, ready=asked.ready)
+    request = await decode_body(body, _index_decoder) if body else IndexRequest()
+    models = kserve.repository_index(context, call.principal, ready=request.ready)
     return await compressed(call, Response(200, encode(models)))
 
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from inferd.gateway.decode import MAX_WEIGHT, OFF_LOOP_BYTES, check_weight, decode
-from inferd.gateway.kserve.models import Value, asked_of
+from inferd.gateway.decode import MAX_DECODE_COST, OFF_LOOP_BYTES, check_decode_cost, decode
+from inferd.gateway.kserve.models import Value, predict_fields_of
 from inferd.gateway.kserve.outline import contains, outline
-from inferd.gateway.predictions import Asked
+from inferd.gateway.predictions import PredictFields
 
 DIALECT: Final = "v2"
 _LEVELS: Final = 2  # the body and its ``parameters``
@@ -27,7 +27,9 @@ class _Head(msgspec.Struct, frozen=True):
 _head_decoder: Final = msgspec.json.Decoder(_Head)
 
 
-def read_infer(body: bytes, header_bytes: int = -1, version: str = "", *, most: tuple[int, int] | None = None) -> Asked:
+def read_infer(
+    body: bytes, header_bytes: int = -1, version: str = "", *, most: tuple[int, int] | None = None
+) -> PredictFields:
     """What an infer request asks of the gateway. ``header_bytes``: the length of the JSON part; -1: all of it.
     ``most``: values, and lists and objects, that the model takes in JSON; None: not known.
 
@@ -36,16 +38,16 @@ def read_infer(body: bytes, header_bytes: int = -1, version: str = "", *, most: 
     head = body if header_bytes < 0 else body[:header_bytes]
     # Of a header that is longer than the body the worker speaks better than a reader of JSON.
     if header_bytes > len(body) or not (contains(head, b'"parameters"') or contains(head, b"\\u")):
-        return Asked(dialect=DIALECT, body=body, header_bytes=header_bytes, version=version)
+        return PredictFields(dialect=DIALECT, body=body, header_bytes=header_bytes, version=version)
     if len(head) > OFF_LOOP_BYTES:
         head = outline(head, _LEVELS, most)
-        if len(head) > MAX_WEIGHT:
-            check_weight(head)
+        if len(head) > MAX_DECODE_COST:
+            check_decode_cost(head)
     try:
         parameters = _head_decoder.decode(head).parameters
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         parameters = decode(head, _head_decoder).parameters  # says what is wrong
-    return asked_of(DIALECT, body, parameters or {}, header_bytes=header_bytes, version=version)
+    return predict_fields_of(DIALECT, body, parameters or {}, header_bytes=header_bytes, version=version)
 
 
 # -- for the document ----------------------------------------------------------------------------

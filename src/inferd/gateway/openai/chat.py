@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from inferd.gateway.answer import Work, answered, begin
+from inferd.gateway.answer import Work, answer_generation, begin_generation
 from inferd.gateway.call import Answer, Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
@@ -30,7 +30,7 @@ from inferd.gateway.openai.wire import (
     ToolCallDelta,
     WireFinishReason,
 )
-from inferd.gateway.sse import Envelope, encode, endings
+from inferd.gateway.sse import ChunkEnvelope, encode, end_fields
 from inferd.gateway.upstream import ModelStatus
 from inferd.types import Delta, FinishReason, Output, Usage
 
@@ -47,10 +47,10 @@ async def create_chat_completion(context: Context, call: Call, raw: bytes, body:
         check_range("max_completion_tokens", max_tokens, field)
     sampling, explicit = sampling_of(body, max_tokens=max_tokens, logprobs=_logprobs(body))
     chat = chat_of(body, body.messages, default_special_tokens=False)
-    model, response_id = begin(context, call, body, "chatcmpl")
+    model, response_id = begin_generation(context, call, body, "chatcmpl")
     reply = _Reply(body, model, response_id, sampling.n)
     work = Work(body, model, response_id, [chat], sampling, explicit, bool(body.return_token_ids))
-    return await answered(context, call, raw, work, reply)
+    return await answer_generation(context, call, raw, work, reply)
 
 
 def _check_chat(body: ChatRequest) -> None:
@@ -171,7 +171,7 @@ class _ChatWriter:
 
     def __init__(self, reply: _Reply, call: Call) -> None:
         options = reply.options
-        self.envelope = Envelope(
+        self.envelope = ChunkEnvelope(
             b"chat.completion.chunk",
             reply.id,
             reply.created,
@@ -229,7 +229,7 @@ class _ChatWriter:
                 rest, more = parser.finish()
                 text, calls = text + rest, calls + more
             num_calls = parser.num_calls
-        reason, stop_reason = endings(delta)
+        reason, stop_reason = end_fields(delta)
         if delta.finish_reason is not None and reason != b"null":
             finish = wire_finish_reason(delta.finish_reason, num_calls)
             reason = encode(finish)

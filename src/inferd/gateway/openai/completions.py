@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from inferd.gateway.answer import Work, answered, begin
+from inferd.gateway.answer import Work, answer_generation, begin_generation
 from inferd.gateway.call import Answer, Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid
@@ -21,7 +21,7 @@ from inferd.gateway.openai.chat import wire_finish_reason
 from inferd.gateway.openai.logprobs import legacy_logprobs, prompt_logprobs
 from inferd.gateway.openai.sampling import MAX_PROMPTS, MAX_SEQUENCES, check_range, check_unsupported, sampling_of
 from inferd.gateway.openai.wire import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs
-from inferd.gateway.sse import Envelope, encode, endings
+from inferd.gateway.sse import ChunkEnvelope, encode, end_fields
 from inferd.gateway.upstream import ModelStatus
 from inferd.types import (
     Delta,
@@ -50,11 +50,11 @@ async def create_completion(context: Context, call: Call, raw: bytes, body: Comp
             f"{len(prompts)} prompts with {sampling.width} candidates each are above the limit of {MAX_SEQUENCES}; "
             "send fewer.",
         )
-    model, response_id = begin(context, call, body, "cmpl")
+    model, response_id = begin_generation(context, call, body, "cmpl")
     reply = _Reply(body, model, response_id, prompts, sampling)
     wants_ids = bool(body.return_token_ids or body.echo)
     work = Work(body, model, response_id, prompts, sampling, explicit, wants_ids)
-    return await answered(context, call, raw, work, reply)
+    return await answer_generation(context, call, raw, work, reply)
 
 
 def completion_sampling(body: CompletionRequest) -> tuple[SamplingParams, tuple[str, ...]]:
@@ -239,7 +239,7 @@ class _CompletionWriter:
 
     def __init__(self, reply: _Reply, call: Call) -> None:
         options = reply.body.stream_options
-        self.envelope = Envelope(
+        self.envelope = ChunkEnvelope(
             b"text_completion",
             reply.id,
             reply.created,
@@ -301,7 +301,7 @@ class _CompletionWriter:
     def _full(self, index: int, delta: Delta) -> list[bytes]:
         """A frame of a delta that is more than text: probabilities, ids, or the end."""
         reply = self._reply
-        reason, stop_reason = endings(delta)
+        reason, stop_reason = end_fields(delta)
         if (
             not delta.text
             and delta.finish_reason is None

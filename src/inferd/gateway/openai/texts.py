@@ -14,15 +14,15 @@ import msgspec
 
 from inferd import __version__
 from inferd.errors import InvalidRequest, Unavailable
-from inferd.gateway.admission import cost_of, find_model, terms_of, visible
-from inferd.gateway.caching import Question, cached, question_of_relayed
+from inferd.gateway.admission import cost_of, find_model, terms_of, visible_models
+from inferd.gateway.caching import CacheInputs, get_or_compute, relay_cache_inputs
 from inferd.gateway.call import Answer, Call, Response, read_body, require_json
 from inferd.gateway.context import Context
-from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body, weighed
-from inferd.gateway.idempotency import once
-from inferd.gateway.predictions import Asked, check_task, predict
-from inferd.gateway.relay import Asking, admitted, forwarded, target_of
-from inferd.gateway.relay_fields import ELSEWHERE
+from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body, within_decode_cost
+from inferd.gateway.idempotency import run_idempotent
+from inferd.gateway.predictions import PredictFields, check_task, predict
+from inferd.gateway.relay import Asking, relayed_response, remote_model_of, submit_relay
+from inferd.gateway.relay_fields import NO_MODEL_INFO
 from inferd.gateway.upstream import ModelStatus
 from inferd.gateway.versions import model_for
 
@@ -52,23 +52,23 @@ _rank_fields: Final = msgspec.json.Decoder(_RankFields)
 # -- endpoints -----------------------------------------------------------------------------------
 
 
-def _asks(dialect: str, task: str) -> Callable[[Context, Call, str], Awaitable[Answer]]:
+def _endpoint(dialect: str, task: str) -> Callable[[Context, Call, str], Awaitable[Answer]]:
     """The endpoint of a dialect of which nothing but the usual is read."""
 
     async def endpoint(context: Context, call: Call, rest: str) -> Answer:
         raw = await _body(context, call)
-        return await _ask(context, call, raw, await _read(raw, _fields), dialect, task)
+        return await _answer(context, call, raw, await _read(raw, _fields), dialect, task)
 
     return endpoint
 
 
-embeddings = _asks("openai.embeddings", "embed")  # POST /v1/embeddings
-cohere_embed = _asks("cohere.embed", "embed")  # POST /v2/embed
-cohere_rerank = _asks("cohere.rerank", "rerank")  # POST /v2/rerank
-score = _asks("score", "score")  # POST /score and /v1/score
-classify = _asks("classify", "classify")  # POST /classify
-pooling = _asks("pooling", "predict")  # POST /pooling
-tei_embed = _asks("tei.embed", "embed")  # POST /embed
+embeddings = _endpoint("openai.embeddings", "embed")  # POST /v1/embeddings
+cohere_embed = _endpoint("cohere.embed", "embed")  # POST /v2/embed
+cohere_rerank = _endpoint("cohere.rerank", "rerank")  # POST /v2/rerank
+score = _endpoint("score", "score")  # POST /score and /v1/score
+classify = _endpoint("classify", "classify")  # POST /classify
+pooling = _endpoint("pooling", "predict")  # POST /pooling
+tei_embed = _endpoint("tei.embed", "embed")  # POST /embed
 
 
 async def rerank(context: Context, call: Call, rest: str) -> Answer:
@@ -76,8 +76,8 @@ async def rerank(context: Context, call: Call, rest: str) -> Answer:
     raw = await _body(context, call)
     fields = await _read(raw, _rank_fields)
     if fields.texts is msgspec.UNSET:
-        return await _ask(context, call, raw, fields, "rerank", "rerank")
-    return await _ask(context, call, raw, fields, "tei.rerank", "rerank")
+        return await _answer(context, call, raw, fields, "rerank", "rerank")
+    return await _answer(context, call, raw, fields, "tei.rerank", "rerank")
 
 
 async def tei_predict(context: Context, call: Call, rest: str) -> Answer:
@@ -86,22 +86,22 @@ async def tei_predict(context: Context, call: Call, rest: str) -> Answer:
     fields = await _read(raw, _fields)
     # Which of the two a model can do that is named is the worker's to say.
     tasks = ("classify", "rerank") if fields.model is None else ("predict",)
-    return await _ask(context, call, raw, fields, "tei.predict", *tasks)
+    return await _answer(context, call, raw, fields, "tei.predict", *tasks)
 
 
 async def _body(context: Context, call: Call) -> bytes:
     require_json(call)
-    return await weighed(await read_body(call, context.max_body_bytes, context.body_timeout_s))
+    return await within_decode_cost(await read_body(call, context.max_body_bytes, context.body_timeout_s))
 
 
 async def _read(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The worker reads the body whole, and looks for keys that come twice."""
     if len(raw) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(_stepped_over, raw, decoder)
-    return _stepped_over(raw, decoder)
+        return await asyncio.to_thread(_decode_fields, raw, decoder)
+    return _decode_fields(raw, decoder)
 
 
-def _stepped_over(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def _decode_fields(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The fields that the decoder knows; of all others no object is made. Raises InvalidRequest."""
     try:
         return decoder.decode(raw)
@@ -109,37 +109,41 @@ def _stepped_over(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         return decode(raw, decoder)  # which finds the words for it
 
 
-async def _ask(context: Context, call: Call, raw: bytes, fields: _Fields, dialect: str, *tasks: str) -> Answer:
-    far = target_of(context, call, raw)
-    if far is not None:
+async def _answer(context: Context, call: Call, raw: bytes, fields: _Fields, dialect: str, *tasks: str) -> Answer:
+    remote = remote_model_of(context, call, raw)
+    if remote is not None:
         path = _RELAYED.get(dialect)
         if path is None:
             raise InvalidRequest(
-                f"The model {far!r} runs on remote servers, to which {call.route} is not relayed; of requests about "
+                f"The model {remote!r} runs on remote servers, to which {call.route} is not relayed; of requests about "
                 "texts, /v1/embeddings, /v1/rerank and /v1/score are.",
                 param="model",
                 code="unsupported_task",
             )
 
         async def compute() -> Answer:
-            return await _elsewhere(context, call, far, path, fields, raw)
+            return await _relay(context, call, remote, path, fields, raw)
 
-        def question() -> Question:
-            return question_of_relayed(context, far, raw)._replace(is_drawn=False)  # no text is drawn
+        def inputs() -> CacheInputs:
+            return relay_cache_inputs(context, remote, raw)._replace(is_random=False)  # no text is drawn
 
-        return await call.watched(once(context, call, raw, far, lambda: cached(context, call, question, far, compute)))
-    only = _only(context, call, *tasks) if fields.model is None else None
+        return await call.with_cancellation(
+            run_idempotent(context, call, raw, remote, lambda: get_or_compute(context, call, inputs, remote, compute))
+        )
+    only = _only_model(context, call, *tasks) if fields.model is None else None
     name = fields.model if only is None else only.name
     model = model_for(context, call, name, bytes(fields.user).decode())
-    asked = Asked(dialect=dialect, body=raw, priority=fields.priority, timeout=fields.timeout, tokens=len(raw))
-    return await call.watched(predict(context, call, model, asked, tasks=tasks))
+    prediction = PredictFields(
+        dialect=dialect, body=raw, priority=fields.priority, timeout=fields.timeout, tokens=len(raw)
+    )
+    return await call.with_cancellation(predict(context, call, model, prediction, tasks=tasks))
 
 
-def _only(context: Context, call: Call, *tasks: str) -> ModelStatus | None:
+def _only_model(context: Context, call: Call, *tasks: str) -> ModelStatus | None:
     """The one model that can do the first of the tasks of which there is but one; None where there is none."""
     predictive = [
         status
-        for status in visible(context, call.principal)
+        for status in visible_models(context, call.principal)
         if status.info is not None and status.info.kind == "predict"
     ]
     for task in tasks:
@@ -152,14 +156,14 @@ def _only(context: Context, call: Call, *tasks: str) -> ModelStatus | None:
 # -- elsewhere -----------------------------------------------------------------------------------
 
 
-async def _elsewhere(context: Context, call: Call, name: str, path: str, fields: _Fields, raw: bytes) -> Answer:
+async def _relay(context: Context, call: Call, name: str, path: str, fields: _Fields, raw: bytes) -> Answer:
     """For a model behind remote servers alone: the texts are theirs to judge."""
     await decode_body(raw, _fields)  # nobody here reads the body again: keys that come twice are refused now
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
-    cost = cost_of(ELSEWHERE, prompt_bytes=len(raw), prompt_tokens=0, num_prompts=1, width=0, max_tokens=0)
-    stream = admitted(context, call, name, Asking(path, raw), terms, cost)
-    return await forwarded(call, stream)
+    cost = cost_of(NO_MODEL_INFO, prompt_bytes=len(raw), prompt_tokens=0, num_prompts=1, width=0, max_tokens=0)
+    stream = submit_relay(context, call, name, Asking(path, raw), terms, cost)
+    return await relayed_response(call, stream)
 
 
 # -- what is served ------------------------------------------------------------------------------
@@ -183,7 +187,7 @@ _TEI_KINDS: Final = (("embed", "embedding"), ("rerank", "reranker"), ("classify"
 
 async def tei_info(context: Context, call: Call, rest: str) -> Answer:
     """The text model, where there is one alone. Raises InvalidRequest, ModelNotFound."""
-    found = next((model for task, _ in _TEI_KINDS if (model := _only(context, call, task)) is not None), None)
+    found = next((model for task, _ in _TEI_KINDS if (model := _only_model(context, call, task)) is not None), None)
     if found is None:
         check_task(find_model(context, call, None), "embed")
     if found is None or found.info is None:

@@ -17,11 +17,11 @@ from inferd import clock
 from inferd.errors import InferdError
 from inferd.events import HttpServed
 from inferd.gateway.admission import sdk_timeout, token_of
-from inferd.gateway.answering import Answering, Books
 from inferd.gateway.call import Call, fresh_id
 from inferd.gateway.context import Context
 from inferd.gateway.errors import OPENAI_ERRORS, ErrorShape
 from inferd.gateway.relay_fields import remote_models
+from inferd.gateway.response_writer import CallHandler, ResponseWriter
 from inferd.http.exchange import Exchange
 from inferd.remote.head_pattern import is_exact, pattern_of
 from inferd.tenancy.principal import Permit, Principal
@@ -65,11 +65,11 @@ class CachedHead(ABC):
 class HeadCache:
     """Takes what it can. Made anew with each configuration."""
 
-    __slots__ = ("_heads", "_max_body_bytes", "_principal", "books", "context", "relayed_models")
+    __slots__ = ("_heads", "_max_body_bytes", "_principal", "context", "handler", "relayed_models")
 
-    def __init__(self, context: Context, principal: Principal | None, books: Books) -> None:
+    def __init__(self, context: Context, principal: Principal | None, handler: CallHandler) -> None:
         self.context = context
-        self.books = books
+        self.handler = handler
         self._principal = principal
         self._max_body_bytes = context.max_body_bytes
         self._heads: dict[bytes, CachedHead] = {}
@@ -214,23 +214,23 @@ class DirectExchange(ABC):
     def refuse(self, error: InferdError, model: str) -> None:
         """It is not even sent."""
         exchange, call = self.as_call(model)
-        Answering(call, exchange, self.head_cache.books).refuse(error)
+        ResponseWriter(call, exchange, self.head_cache.handler).refuse(error)
 
     def attach_stream(self, stream: Stream, model: str, *, is_stream: bool = False) -> None:
         """From now on ``stream`` says what happens."""
         exchange, call = self.as_call(model)
         call.stream = is_stream
-        answering = Answering(call, exchange, self.head_cache.books)
-        answering.stream = stream
+        writer = ResponseWriter(call, exchange, self.head_cache.handler)
+        writer.stream = stream
         call.streams.append(stream)
         if self.is_started:
             call.status = 200
             call.response_bytes = self.response_bytes
             exchange.go_on()
-            answering.go_on()
-        exchange.on_leave = answering.leave
-        exchange.on_room = answering.room
-        stream.attach(answering)
+            writer.mark_begun()
+        exchange.on_leave = writer.client_left
+        exchange.on_room = writer.set_writable
+        stream.attach(writer)
         if self.has_left:
             exchange.leave()
         elif not self.client.is_writable:

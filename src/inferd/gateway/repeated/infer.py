@@ -33,7 +33,7 @@ class CachedInferHead(CachedHead):
         """Raises InvalidRequest."""
         super().__init__(exchange, call.route)
         self.model = served.status.name
-        self.version = served.asked
+        self.version = served.requested_version
         self.header_bytes = header_length(call)
         self.encoding: Encoding | None = wanted_encoding(call)
 
@@ -42,10 +42,10 @@ class CachedInferHead(CachedHead):
         if principal is None or (principal.models and not principal.may_use(self.model)):
             return False
         try:
-            asked = read_infer(body, self.header_bytes, self.version)
+            fields = read_infer(body, self.header_bytes, self.version)
         except InferdError:
             return False  # the general path says it in the client's words
-        if asked.sequence or asked.priority is not None or asked.timeout is not None:
+        if fields.sequence or fields.priority is not None or fields.timeout is not None:
             return False
         priority = max(principal.default_priority, principal.priority)
         class_number = class_index(priority)
@@ -76,7 +76,7 @@ class CachedInferHead(CachedHead):
             body=body,
             header_bytes=self.header_bytes,
             version=self.version,
-            may_wait=asked.may_wait,
+            may_wait=fields.may_wait,
         )
         exchange.send(slot, request, class_number, now)
         return True

@@ -9,11 +9,11 @@ import msgspec
 
 from inferd import clock
 from inferd.errors import QuotaExceeded
-from inferd.gateway.admission import UNSET_MAX_TOKENS, cost_of, waits_of
+from inferd.gateway.admission import UNSET_MAX_TOKENS, cost_of, timeouts_of
 from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE
 from inferd.gateway.decode import OFF_LOOP_BYTES, may_repeat_keys
 from inferd.gateway.openai.sampling import INT32_MAX
-from inferd.gateway.relay_fields import CHAT, ELSEWHERE, ChatFields, TextFields, chat_decoder, is_text, text_decoder
+from inferd.gateway.relay_fields import CHAT, NO_MODEL_INFO, ChatFields, TextFields, chat_decoder, is_utf8, text_decoder
 from inferd.gateway.repeated.heads import CLOSE_LINE, CachedHead, DirectExchange, HeadCache
 from inferd.http.exchange import Exchange, date_line
 from inferd.router.direct_relay import DirectRelay
@@ -49,10 +49,10 @@ class CachedRelayHead(CachedHead):
             fields = self.decode(body)
         except (ValueError, RecursionError):
             return False
-        name, max_tokens = fields.model, fields.longest
+        name, max_tokens = fields.model, fields.max_answer_tokens
         if name not in head_cache.relayed_models or not fields.is_plain:
             return False
-        if not (body.isascii() or is_text(body)) or may_repeat_keys(body):
+        if not (body.isascii() or is_utf8(body)) or may_repeat_keys(body):
             return False
         if max_tokens is not None and not 0 <= max_tokens <= INT32_MAX:
             return False
@@ -133,10 +133,10 @@ class RelayExchange(DirectRelay, DirectExchange):
         self.tenant = principal.tenant
         self.priority = max(principal.default_priority, principal.priority)
         self.max_tokens = None  # what the event tells of relays
-        self._max_tokens = fields.longest
+        self._max_tokens = fields.max_answer_tokens
         self.is_stream = fields.stream is True
         self.drops_usage = self.is_stream and not fields.wants_usage
-        self._waits = waits_of(None, cached_head.sdk_timeout_s, stream=self.is_stream)
+        self._waits = timeouts_of(None, cached_head.sdk_timeout_s, stream=self.is_stream)
 
     @property
     def deadline_s(self) -> float | None:
@@ -220,7 +220,7 @@ class RelayExchange(DirectRelay, DirectExchange):
 
     def to_request(self) -> tuple[Request, Relay]:
         cost = cost_of(
-            ELSEWHERE,
+            NO_MODEL_INFO,
             prompt_bytes=len(self.body),
             prompt_tokens=0,
             num_prompts=1,

@@ -18,7 +18,7 @@ class Window(NamedTuple):
     data: bytes
 
 
-class Windows:
+class WindowCutter:
     """Cuts a stream into windows of ``size`` samples, each ``hop`` samples behind the one before, and each with
     ``context`` samples from before it. With ``hop`` above ``size`` the samples between two windows are left out."""
 
@@ -39,7 +39,7 @@ class Windows:
         self._index = 0  # of the next window
 
     @property
-    def is_untouched(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing came yet."""
         return not self._total
 
@@ -51,14 +51,14 @@ class Windows:
         self._skip -= skipped
         self._buffer += data[skipped:] if skipped else data
 
-    def take(self) -> Window | None:
+    def next_window(self) -> Window | None:
         """The next window; None: its last sample has not come yet."""
         begin = self._index * self._hop
         if self._total < begin + self._size:
             return None
         return self._cut(begin, begin + self._size)
 
-    def rest(self) -> Window | None:
+    def last_window(self) -> Window | None:
         """The stream is over: what came and was in no window yet, with zeros behind it. None: everything was, or
         would have been left out."""
         begin = self._index * self._hop

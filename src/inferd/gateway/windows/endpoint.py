@@ -10,7 +10,7 @@ from inferd.gateway.call import Call, ClientLeft, Switched
 from inferd.gateway.context import Context
 from inferd.gateway.errors import UpgradeRequired
 from inferd.gateway.kserve import rest as v2
-from inferd.gateway.kserve.models import drawn_version
+from inferd.gateway.kserve.models import draw_served_version
 from inferd.gateway.predictions import check_task
 from inferd.gateway.windows.options import options_of, plan_of
 
@@ -21,7 +21,7 @@ async def stream(context: Context, call: Call, rest: str) -> Switched:
         raise UpgradeRequired(
             "This is a WebSocket: connect to it with ws:// or wss:// and a WebSocket client, over HTTP/1.1."
         )
-    served = drawn_version(context, call, v2.served_of(context, call, rest))
+    served = draw_served_version(context, call, v2.served_of(context, call, rest))
     info = served.status.info
     if context.router.draining:
         raise Unavailable("The server is shutting down; connect to another one.")
@@ -41,10 +41,10 @@ async def stream(context: Context, call: Call, rest: str) -> Switched:
     from inferd.http.websocket import WebSocket
 
     socket = WebSocket(call.path, call.headers)
-    conversation = WindowStream(context, call, served, info, options, plan, socket)
+    window_stream = WindowStream(context, call, served, info, options, plan, socket)
     try:
         request_id = (b"x-request-id", call.request_id.encode("ascii"))
-        socket.accept(call.offer, (request_id, *call.common_headers), conversation.serve())
+        socket.accept(call.offer, (request_id, *call.common_headers), window_stream.serve())
     except BrokenPipeError:
         raise ClientLeft from None
     return Switched()

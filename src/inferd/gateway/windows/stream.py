@@ -1,6 +1,6 @@
 """One client's stream of windows: what it says, one answer per window in order, and how it ends.
 
-A window is a request like any other: asked for with the client's key, paid from its quota, told to the observer. They
+A window is a request like any other: asked for with the client's key, paid from its quota, reported to the observer. They
 are computed one after the other, so that a model's state moves on in order; other clients' windows share its batches.
 """
 
@@ -23,15 +23,15 @@ from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorDetail, kind_of, printable
 from inferd.gateway.kserve.models import Served
 from inferd.gateway.kserve.wire import DIALECT
-from inferd.gateway.predictions import Asked, computed, request_of
-from inferd.gateway.windows.cutting import Window, Windows
+from inferd.gateway.predictions import PredictFields, compute_prediction, predict_request
+from inferd.gateway.windows.cutting import Window, WindowCutter
 from inferd.gateway.windows.options import Plan, WindowOptions, plan_of
-from inferd.gateway.windows.wire import Ended, Opened, StreamError, Told, WindowAnswer
+from inferd.gateway.windows.wire import ClientMessage, Ended, Opened, StreamError, WindowAnswer
 from inferd.http.asgi import Message
 from inferd.http.websocket import PeerLeft, ServerLeaves, WebSocket
 from inferd.types import ModelInfo
 
-FAREWELL_S: Final = 5.0  # for a worker to forget a state
+END_SEQUENCE_S: Final = 5.0  # for a worker to forget a state
 
 # Close codes (RFC 6455, section 7.4.1, and IANA's registry) of what went wrong.
 _CLOSE: Final[dict[str, int]] = {
@@ -54,7 +54,7 @@ _GOING_AWAY: Final = 1001
 _DONE: Final = 1000
 
 # A window that failed for these is lost, and the next one may pass: where no state is missing it, the stream goes on.
-_PASSING: Final = frozenset(("quota_exceeded", "overloaded", "unavailable", "worker_died", "deadline_exceeded"))
+_TRANSIENT: Final = frozenset(("quota_exceeded", "overloaded", "unavailable", "worker_died", "deadline_exceeded"))
 
 _log = logging.getLogger("inferd.gateway")
 
@@ -63,7 +63,7 @@ class _Outputs(msgspec.Struct, frozen=True):
     outputs: msgspec.Raw
 
 
-_told_decoder: Final = msgspec.json.Decoder(Told)
+_message_decoder: Final = msgspec.json.Decoder(ClientMessage)
 _outputs_decoder: Final = msgspec.json.Decoder(_Outputs)
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -89,7 +89,7 @@ class WindowStream:
         self._info = info
         self._options = options
         self._plan: Plan | None = None
-        self._windows: Windows | None = None
+        self._windows: WindowCutter | None = None
         self._socket = socket
         self._sequence = f"stream-{call.unique}" if info.is_stateful else ""
         self._has_state = False  # the worker keeps one for this stream
@@ -97,7 +97,7 @@ class WindowStream:
         self._num_answered = 0
         config = context.config.models.get(served.status.name)
         self._idle_s = config.sequence.idle_s if config is not None else 60.0
-        socket.on_left = self._let_go
+        socket.on_left = self._on_client_left
         socket.on_fault = lambda code, reason: _encode(
             StreamError(
                 error=ErrorDetail(reason or "The protocol was broken.", "invalid_request_error", None, "websocket")
@@ -108,12 +108,12 @@ class WindowStream:
 
     def _begin(self, plan: Plan) -> None:
         self._plan = plan
-        self._windows = Windows(plan.window, plan.hop, plan.context, plan.sample_bytes)
+        self._windows = WindowCutter(plan.window, plan.hop, plan.context, plan.sample_bytes)
 
-    def _let_go(self) -> None:
+    def _on_client_left(self) -> None:
         """The client is gone: nothing is computed for it any more."""
         if self._call is not None:
-            self._call.gone = True
+            self._call.client_left = True
             self._call.close_streams()
 
     # -- the conversation -------------------------------------------------------------------
@@ -123,7 +123,7 @@ class WindowStream:
         socket = self._socket
         try:
             try:
-                await self._converse()
+                await self._receive_messages()
                 socket.close(_DONE, "")
             except PeerLeft:
                 pass
@@ -137,9 +137,9 @@ class WindowStream:
                 await self._fail(InternalError("The server met an internal error; the log has the details."))
         finally:
             socket.on_left = socket.on_fault = None  # they know of this
-        await self._farewell()
+        await self._end_sequence()
 
-    async def _converse(self) -> None:
+    async def _receive_messages(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._idle_s):
@@ -152,33 +152,33 @@ class WindowStream:
                 ) from None
             if isinstance(message, bytes):
                 await self._take(message)
-            elif await self._hear(message):
+            elif await self._handle_text(message):
                 return
 
-    async def _hear(self, text: str) -> bool:
+    async def _handle_text(self, text: str) -> bool:
         """A text message; whether it was the last one."""
         try:
-            told = await decode_body(text.encode("utf-8"), _told_decoder)
+            client_message = await decode_body(text.encode("utf-8"), _message_decoder)
         except InvalidRequest as error:
             message = error.message.replace("The request body", "The message")
             raise InvalidRequest(message, param=error.param, code=error.code) from None
-        if (told.open is not None) + (told.samples is not None) + told.end != 1:
+        if (client_message.open is not None) + (client_message.samples is not None) + client_message.end != 1:
             raise InvalidRequest(
                 'A text message is one of {"open": {...}}, {"samples": [...]} and {"end": true}; samples as bytes go '
                 "into a binary message.",
                 code="invalid_message",
             )
-        if told.open is not None:
-            await self._open(told.open)
-        elif told.samples is not None:
+        if client_message.open is not None:
+            await self._open(client_message.open)
+        elif client_message.samples is not None:
             plan = self._planned()
-            await self._take(plan.packed(told.samples))
+            await self._take(plan.packed(client_message.samples))
         else:
             await self._end()
-        return told.end
+        return client_message.end
 
     async def _open(self, options: WindowOptions) -> None:
-        if self._windows is not None and not self._windows.is_untouched:
+        if self._windows is not None and not self._windows.is_empty:
             raise InvalidRequest("'open' comes before the first sample; connect again for other options.", param="open")
         given = {name: value for name, value in _given(self._options).items() if name != "inputs"}
         inputs = {**self._options.inputs, **options.inputs}
@@ -210,13 +210,13 @@ class WindowStream:
         windows = self._windows
         assert windows is not None
         windows.push(data)
-        while (window := windows.take()) is not None:
+        while (window := windows.next_window()) is not None:
             await self._answer(plan, window, is_last=False)
             if self._socket.is_stopping:
                 raise ServerLeaves
 
     async def _end(self) -> None:
-        if self._plan is not None and self._windows is not None and (window := self._windows.rest()) is not None:
+        if self._plan is not None and self._windows is not None and (window := self._windows.last_window()) is not None:
             await self._answer(self._plan, window, is_last=True)
         await self._socket.send(_encode(Ended(windows=self._num_answered)))
 
@@ -226,20 +226,20 @@ class WindowStream:
         """Compute one window and send its answer. Raises what ends the stream."""
         data = window.data
         body = plan.body(data) if len(data) <= OFF_LOOP_BYTES else await asyncio.to_thread(plan.body, data)
-        asked = Asked(
+        fields = PredictFields(
             dialect=DIALECT,
             body=body,
             header_bytes=len(plan.head),
-            version=self._served.asked,
+            version=self._served.requested_version,
             sequence=self._sequence,
             sequence_start=bool(self._sequence) and not self._has_state,
             sequence_end=bool(self._sequence) and is_last,
         )
         self._has_state = bool(self._sequence)
         try:
-            found = await self._computed(asked, window.number, len(body))
+            found = await self._compute(fields, window.number, len(body))
         except InferdError as error:
-            if self._sequence or error.kind not in _PASSING:
+            if self._sequence or error.kind not in _TRANSIENT:
                 raise
             await self._socket.send(_error(error, window.number))
             return
@@ -256,37 +256,37 @@ class WindowStream:
         )
         await self._socket.send(_encode(answer))
 
-    async def _computed(self, asked: Asked, number: int, num_bytes: int) -> bytes:
+    async def _compute(self, fields: PredictFields, number: int, num_bytes: int) -> bytes:
         """A window's outputs in KServe v2's JSON. Raises InferdError; PeerLeft when the client left meanwhile."""
-        call = self._made(num_bytes)
+        call = self._make_call(num_bytes)
         call.request_id = f"{self._id}-{number}"
         self._call = call
         try:
             authenticate(self._context.door, call, "infer")
-            answer = await computed(self._context, call, self._served.status, asked)
+            answer = await compute_prediction(self._context, call, self._served.status, fields)
             call.status = 200
             call.response_bytes = len(answer.body)
             return answer.body
         except InferdError as error:
-            if call.gone:
+            if call.client_left:
                 raise PeerLeft from None
             call.status = kind_of(error).status
             call.note_error(error)
             raise
         except asyncio.CancelledError:
-            call.gone = True
+            call.client_left = True
             raise
         finally:
             self._call = None
-            call.finish(self._tell)
+            call.finish(self._emit_served)
 
-    def _tell(self, call: Call) -> None:
+    def _emit_served(self, call: Call) -> None:
         self._context.emit(served_event(call, clock.now()))
 
-    def _made(self, num_bytes: int) -> Call:
+    def _make_call(self, num_bytes: int) -> Call:
         """A window as a call: the handshake's headers, so its terms, are every window's."""
         scope = {"method": "GET", "path": self._path, "headers": self._headers, "inferd.offer": self._offer}
-        call = Call(scope, _nothing_more, _not_this_way, clock.now())
+        call = Call(scope, _never_receive, _refuse_send, clock.now())
         call.route = self._route
         call.principal = self._principal
         call.request_bytes = num_bytes
@@ -305,7 +305,7 @@ class WindowStream:
             code = _GOING_AWAY
         self._socket.close(code, printable(error.message, MAX_MESSAGE_CHARS))
 
-    async def _farewell(self) -> None:
+    async def _end_sequence(self) -> None:
         """Let the worker forget this stream's state: an empty window, whose answer nobody reads. It costs no quota;
         what cannot be asked now is forgotten after ``sequence.idle_s``."""
         plan = self._plan
@@ -313,18 +313,18 @@ class WindowStream:
             return
         self._has_state = False
         size = (plan.context + plan.window) * plan.sample_bytes
-        call = self._made(0)
-        asked = Asked(
+        call = self._make_call(0)
+        fields = PredictFields(
             dialect=DIALECT,
             body=plan.body(bytes(size)),
             header_bytes=len(plan.head),
-            version=self._served.asked,
+            version=self._served.requested_version,
             sequence=self._sequence,
             sequence_end=True,
-            timeout=FAREWELL_S,
+            timeout=END_SEQUENCE_S,
         )
         with contextlib.suppress(InferdError):
-            stream = self._context.router.submit(request_of(call, self._served.status, asked))
+            stream = self._context.router.submit(predict_request(call, self._served.status, fields))
             try:
                 async for _ in stream:
                     pass
@@ -349,11 +349,11 @@ def _error(error: InferdError, window: int | msgspec.UnsetType = msgspec.UNSET) 
     return _encode(StreamError(error=detail, window=window, retry_after_s=retry))
 
 
-async def _nothing_more() -> Message:
+async def _never_receive() -> Message:
     """Whoever leaves is noticed by the socket."""
     never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
     return await never
 
 
-async def _not_this_way(message: Message) -> None:
+async def _refuse_send(message: Message) -> None:
     raise AssertionError("a window is not answered in HTTP's messages")

@@ -11,7 +11,7 @@ from inferd.gateway.errors import ErrorDetail
 from inferd.gateway.windows.options import WindowOptions
 
 
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClientMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A text message of the client's: one of these."""
 
     open: WindowOptions | None = None

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from inferd.errors import InferdError, InternalError
 from inferd.gateway.call import EVENTS_HEADERS, Call, Response
 from inferd.gateway.generation import error_frame, failure_of
-from inferd.gateway.predictions import no_answer, response_of, several_answers
+from inferd.gateway.predictions import no_answer_error, response_of, several_answers_error
 from inferd.gateway.upstream import Item, Stream
 from inferd.http.asgi import Headers
 from inferd.http.exchange import Exchange
@@ -23,7 +23,7 @@ NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # another server's wor
 _log = logging.getLogger("inferd.gateway")
 
 
-class Books(Protocol):
+class CallHandler(Protocol):
     """What is done with every call, whichever way it went."""
 
     def error_response(self, call: Call, error: InferdError) -> Response:
@@ -34,18 +34,18 @@ class Books(Protocol):
         """The call is over: settle and tell."""
 
 
-class Answering:
+class ResponseWriter:
     """Writes what a stream says straight to the client's connection."""
 
-    __slots__ = ("_books", "_call", "_exchange", "_has_begun", "_has_several", "_is_over", "_prediction", "stream")
+    __slots__ = ("_call", "_exchange", "_handler", "_has_begun", "_has_several", "_is_closed", "_prediction", "stream")
 
-    def __init__(self, call: Call, exchange: Exchange, books: Books) -> None:
+    def __init__(self, call: Call, exchange: Exchange, handler: CallHandler) -> None:
         self._call = call
         self._exchange = exchange
-        self._books = books
+        self._handler = handler
         self._has_begun = False
         self._has_several = False
-        self._is_over = False
+        self._is_closed = False
         self._prediction: Prediction | None = None
         self.stream: Stream | None = None
 
@@ -74,30 +74,30 @@ class Answering:
                 return
             error = failure_of(end)
             if self._has_several:
-                error = several_answers(call.model or "")
+                error = several_answers_error(call.model or "")
             elif error is None and not self._has_begun:
                 if self._prediction is not None:
                     self._answer(response_of(self._prediction))
                 else:
-                    error = no_answer(call.model or "")
-            if error is not None and not call.gone:
+                    error = no_answer_error(call.model or "")
+            if error is not None and not call.client_left:
                 if not self._has_begun:
-                    self._answer(self._books.error_response(call, error))
+                    self._answer(self._handler.error_response(call, error))
                 elif call.status == 200:
                     frame = error_frame(call, error)
                     call.response_bytes += len(frame)
                     exchange.write(frame)
             if not exchange.is_over:
                 exchange.finish()
-            self._over()
+            self._close()
         except Exception:
             # A request boundary: a defect ends this request, and no other that its replica answers.
             _log.exception("request %s failed", self._call.request_id)
-            self._give_up()
+            self._fail()
 
-    def _give_up(self) -> None:
+    def _fail(self) -> None:
         """Say that the server failed, where nothing was said yet, and cut the answer off where it had begun."""
-        if self._is_over:
+        if self._is_closed:
             return
         stream, exchange = self.stream, self._exchange
         if exchange.has_begun:
@@ -105,8 +105,8 @@ class Answering:
                 exchange.cut()
         else:
             error = InternalError("The server met an internal error; the log has the details.")
-            self._answer(self._books.error_response(self._call, error))
-        self._over()
+            self._answer(self._handler.error_response(self._call, error))
+        self._close()
         if stream is not None:
             stream.close()
 
@@ -131,15 +131,15 @@ class Answering:
             if data:
                 exchange.write(data)
 
-    def go_on(self) -> None:
+    def mark_begun(self) -> None:
         """The answer's head, and maybe some of its body, was written by somebody else."""
         self._has_begun = True
 
     def refuse(self, error: InferdError) -> None:
         """It came to nothing before anybody was asked."""
         self._exchange.take_body()
-        self._answer(self._books.error_response(self._call, error))
-        self._over()
+        self._answer(self._handler.error_response(self._call, error))
+        self._close()
 
     def _answer(self, response: Response) -> None:
         call = self._call
@@ -156,24 +156,24 @@ class Answering:
             headers += call.permit.headers()
         self._exchange.answer(response.status, headers, response.body)
 
-    def leave(self) -> None:
+    def client_left(self) -> None:
         """The client is gone: so is the request; its end says what it cost."""
-        self._call.gone = True
+        self._call.client_left = True
         if self.stream is not None:
             self.stream.close()
 
-    def room(self, is_writable: bool) -> None:
+    def set_writable(self, is_writable: bool) -> None:
         if self.stream is not None:
             if is_writable:
                 self.stream.resume()
             else:
                 self.stream.pause()
 
-    def _over(self) -> None:
-        if self._is_over:
+    def _close(self) -> None:
+        if self._is_closed:
             return
-        self._is_over = True
+        self._is_closed = True
         call, exchange = self._call, self._exchange
-        self._books.close(call)
+        self._handler.close(call)
         # What refers to itself is freed late, by a search that costs every request something.
         exchange.on_leave = exchange.on_room = self.stream = None
