@@ -24,7 +24,7 @@ def maps(pid: int) -> str:
 def test_a_port_in_use_is_told_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"Port {port} on 127.0.0.1 cannot be had.*server.grpc_port"):
+        with pytest.raises(ConfigError, match=rf"Port {port} on 127.0.0.1 cannot be opened.*server.grpc_port"):
             reserve(ServerConfig(grpc_port=port))
 
 

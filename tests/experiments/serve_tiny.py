@@ -20,7 +20,7 @@ from inferd.app.root import Ready, ServeOptions, run
 from inferd.app.source import ConfigSource
 from inferd.config import Config, ModelConfig, load_config
 from inferd.errors import InferdError
-from inferd.http.connection import Waits
+from inferd.http.connection import Timeouts
 
 
 def tell(ready: Ready) -> None:
@@ -39,7 +39,7 @@ def main() -> int:
 
     seconds = os.environ.get("EXPERIMENT_HEADER_S")
     if seconds is not None:  # the server's own patience with headers is longer than a test's
-        Waits.__new__.__defaults__ = (float(seconds), *Waits()[1:])
+        Timeouts.__new__.__defaults__ = (float(seconds), *Timeouts()[1:])
     try:
         for name in sys.argv[2:]:
             inject(name)

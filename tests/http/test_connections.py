@@ -15,7 +15,7 @@ from inferd.config import ServerConfig
 from inferd.errors import ConfigError
 from inferd.events import ClientTurnedAway
 from inferd.http.limits import MAX_HEADER_BYTES
-from inferd.http.listener import MAX_TURNED_AWAY, bind
+from inferd.http.listener import MAX_REJECTED, bind
 from inferd.types import Delta, End, Output, PromptReport, Usage
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
@@ -145,7 +145,7 @@ def test_a_client_more_than_there_may_be_is_told_so_and_the_others_are_served() 
         for one in kept:
             one.sendall(asks)
             assert read_until(one, b"}").startswith(b"HTTP/1.1 200")
-        for _ in range(MAX_TURNED_AWAY + 10):
+        for _ in range(MAX_REJECTED + 10):
             with connect(server) as another:
                 another.sendall(asks)
                 refusal = read_all(another)
@@ -153,7 +153,7 @@ def test_a_client_more_than_there_may_be_is_told_so_and_the_others_are_served() 
                 assert b"\r\nretry-after: 1\r\n" in refusal
                 assert b"\r\nconnection: close\r\n" in refusal
                 assert json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
-        assert server.events.count(ClientTurnedAway()) == MAX_TURNED_AWAY + 10
+        assert server.events.count(ClientTurnedAway()) == MAX_REJECTED + 10
         kept[0].sendall(asks)
         assert read_until(kept[0], b"}").startswith(b"HTTP/1.1 200")
         kept.pop().close()

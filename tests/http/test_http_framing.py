@@ -34,12 +34,12 @@ from inferd.http.connection import (
     SLICE_BYTES,
     WRITE_AHEAD_BYTES,
     Connection,
-    Waits,
+    Timeouts,
 )
 from inferd.http.exchange import Exchange
 from inferd.http.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from inferd.http.listener import UNSENT_BYTES, HttpServer
-from inferd.http.upgrade import Guest
+from inferd.http.upgrade import ClientConnection
 
 Seen = tuple[str, bytes, bytes]  # method, target, body
 
@@ -90,9 +90,9 @@ class Host:
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
-        self.waits = Waits()
+        self.timeouts = Timeouts()
         self.is_stopping = False
-        self.connections: set[Guest] = set()
+        self.connections: set[ClientConnection] = set()
         self.forward: Callable[[Exchange], bool] | None = self._take
         self.app: Callable[[Scope, Receive, Send], Awaitable[None]] = _never
 
@@ -108,8 +108,8 @@ class Host:
     def spawn(self, serving: Coroutine[Any, Any, None]) -> None:
         serving.close()  # of requests that are not whole
 
-    def connection_gone(self, connection: Guest) -> None: ...
-    def turn_away(self, transport: asyncio.Transport) -> None: ...
+    def connection_closed(self, connection: ClientConnection) -> None: ...
+    def reject_connection(self, transport: asyncio.Transport) -> None: ...
 
 
 def ours(data: bytes, cuts: list[int]) -> tuple[list[Seen], Wire]:
@@ -406,10 +406,10 @@ async def socket_to(server: HttpServer) -> AsyncIterator[Socket]:
 def served(
     then: Callable[[HttpServer], Awaitable[None]],
     app: Callable[[Scope, Receive, Send], Awaitable[None]] = echo,
-    **waits: float,
+    **timeouts: float,
 ) -> None:
     async def main() -> None:
-        server = HttpServer(app, ServerConfig(port=0, grace_s=1), waits=Waits(**waits))
+        server = HttpServer(app, ServerConfig(port=0, grace_s=1), timeouts=Timeouts(**timeouts))
         async with server.running():
             await then(server)
         assert not server.connections
@@ -499,7 +499,7 @@ def test_the_rest_of_a_refused_body_is_read_for_a_while_only() -> None:
                         await asyncio.wait((end,), timeout=0.02)
                 assert end.result() == b""
 
-    served(then, refusing, rest_s=0.3)
+    served(then, refusing, discard_s=0.3)
 
 
 def test_a_client_that_takes_nothing_is_cut_off_and_the_application_learns_of_it() -> None:
@@ -648,7 +648,7 @@ def test_half_of_a_head_behind_a_request_does_not_cut_its_answer() -> None:
     async def then(server: HttpServer) -> None:
         async with socket_to(server) as one:
             one.writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\nGET /half HTTP/1.1\r\nho")
-            while not any(cast(Connection, guest)._last_words for guest in server.connections):
+            while not any(cast(Connection, guest)._final_refusal for guest in server.connections):
                 await asyncio.sleep(0.01)
             given_up.set()
             received = await one.rest()
@@ -669,7 +669,7 @@ def test_the_headers_of_a_request_that_waits_unread_are_not_too_slow() -> None:
         connection.data_received(WHOLE[0] * (PIPELINE_AHEAD + 1) + WHOLE[0][:10])
         assert wire.is_paused
         for _ in range(3):
-            connection.look(clock.now() + 2 * host.waits.header_s)
+            connection.check_timeouts(clock.now() + 2 * host.timeouts.header_s)
         for number in range(PIPELINE_AHEAD + 1):
             answered[number].take_body()
             answered[number].answer(200, (), b"ok")
@@ -743,7 +743,7 @@ def test_a_request_sent_ahead_may_take_longer_than_a_connection_may_be_idle() ->
         begun[0].take_body()
         begun[0].answer(200, (), b"ok")
         assert len(begun) == 2
-        connection.look(clock.now() + host.waits.keep_alive_s + 1)
+        connection.check_timeouts(clock.now() + host.timeouts.keep_alive_s + 1)
         assert not wire.is_closed
 
     asyncio.run(main())

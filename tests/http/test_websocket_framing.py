@@ -301,9 +301,9 @@ def test_a_connection_that_does_not_answer_the_close_is_cut_off(site: Site) -> N
             assert await client.closed() == 1007
             (guest,) = site.gateway.connections
             assert isinstance(guest, WebSocket)
-            guest.look(clock.now() + CLOSE_S - 1)
+            guest.check_timeouts(clock.now() + CLOSE_S - 1)
             assert guest in site.gateway.connections
-            guest.look(clock.now() + CLOSE_S + 1)
+            guest.check_timeouts(clock.now() + CLOSE_S + 1)
             await site.until(lambda: not site.gateway.connections)
 
     site.talk(then)

@@ -297,7 +297,7 @@ class Site:
         for server in self.servers:
             server.configure(config.server)
         self.observer.configure(_replicas(config), access_log=config.server.access_log)
-        if self.tls is not None and certificate is not None and self.tls.take(certificate):
+        if self.tls is not None and certificate is not None and self.tls.replace(certificate):
             applied.done.append("server.tls: new connections are shown the certificate of now.")
         applied.done.extend(changed_settings(self.config, config))
         self.config = config

@@ -29,7 +29,7 @@ from inferd.gateway.errors import (
 )
 from inferd.gateway.upstream import Stream
 from inferd.http.asgi import Headers, Receive, Scope, Send
-from inferd.http.upgrade import Offer
+from inferd.http.upgrade import UpgradeOffer
 from inferd.tenancy.principal import LOCAL, Permit, Principal
 from inferd.types import Timings, Usage
 
@@ -149,7 +149,7 @@ class Call:
         self.http_version: str = scope.get("http_version", "1.1")
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self.offer: Offer | None = scope.get("inferd.offer")  # to go on in another protocol
+        self.offer: UpgradeOffer | None = scope.get("inferd.offer")  # to go on in another protocol
         self.receive = receive
         self.send = send
         self.started_at = started_at

@@ -301,8 +301,8 @@ class RelayForwarder:
             writer.refuse(InternalError("The server met an internal error; the log has the details."))
             return True
         exchange.take_body()
-        exchange.on_leave = writer.client_left
-        exchange.on_room = writer.set_writable
+        exchange.on_disconnect = writer.client_left
+        exchange.on_writable = writer.set_writable
         stream.attach(writer)
         if self._head_cache.may_add(exchange):
             self._head_cache.add(exchange, call, CachedRelayHead(exchange, path))

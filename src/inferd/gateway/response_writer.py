@@ -176,4 +176,4 @@ class ResponseWriter:
         call, exchange = self._call, self._exchange
         self._handler.close(call)
         # What refers to itself is freed late, by a search that costs every request something.
-        exchange.on_leave = exchange.on_room = self.stream = None
+        exchange.on_disconnect = exchange.on_writable = self.stream = None

@@ -1,4 +1,4 @@
-"""The types in which the HTTP server and an application talk (ASGI 3.0, HTTP's messages)."""
+"""The types of the interface between the HTTP server and an application: ASGI 3.0, with its messages for HTTP."""
 
 from __future__ import annotations
 

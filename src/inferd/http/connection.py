@@ -1,10 +1,10 @@
-"""One client's HTTP/1.1 connection: parsing within limits, requests in order, and when to give up.
+"""One client's HTTP/1.1 connection: parsing within limits, requests in order, and time limits.
 
-Knows framing and time, nothing of what is served. Bytes that two programs could read differently end
-the connection (RFC 9112, sections 2.2, 6.3, 11.2).
+Knows HTTP/1.1's framing. Does not know what the application serves. A message that two programs could parse differently
+is refused and ends the connection (RFC 9112, sections 2.2, 6.3 and 11.2).
 
-Why not a well-kept server in front: a task per request and ASGI's messages cost more than everything else
-a relayed request needs (``bench/gateway``). The parser is still a well-kept one (llhttp).
+An existing ASGI server is not used, because a task per request and ASGI's messages cost more than everything else that
+a relayed request needs (``bench/gateway``). The parser is llhttp, through ``httptools``.
 """
 
 from __future__ import annotations
@@ -13,36 +13,48 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, Literal, NamedTuple, Protocol, cast
+from enum import Enum
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import httptools
 
 from inferd import clock
 from inferd.errors import InferdError, InvalidRequest
-from inferd.http import work
+from inferd.http import cost
 from inferd.http.asgi import Receive, Scope, Send
-from inferd.http.exchange import READ_AHEAD_BYTES, BadTarget, Exchange, Serving
+from inferd.http.exchange import READ_AHEAD_BYTES, BadTarget, Exchange, Responder
 from inferd.http.limits import MAX_HEADER_BYTES, MAX_HEADERS
-from inferd.http.upgrade import Guest, Successor
+from inferd.http.stall import WriteStall
+from inferd.http.upgrade import ClientConnection, UpgradedConnection
 
 MAX_DISCARDED_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of a body that are read and discarded after its request was answered."""
+
 SLICE_BYTES: Final = 4096
 """A read up to this size is parsed at once, a larger one in pieces. Between two pieces, parsing can stop."""
 
 CHUNKS_BYTES: Final = 32 * 1024
-"""A piece of a body in chunks, whose length is not known."""
+"""The size of a piece where it is not known how many bytes of the body remain."""
 
 REQUESTS_PER_TURN: Final = 64
-"""Requests of one connection that one turn of the event loop begins, give or take those of one piece."""
+"""Requests of one connection that begin in one turn of the event loop. The last piece may add a few more."""
 
-# Requests and bytes of them that are read while another is answered. Not more, and not less: a client that leaves is
-# only noticed while reading.
+# Limits on pipelining: requests, and bytes, that are read while an earlier request is answered. Reading has to go on
+# to some extent, because a disconnect is only detected while reading.
 PIPELINE_AHEAD: Final = 8
 PIPELINE_AHEAD_BYTES: Final = 64 * 1024
+
 WRITE_AHEAD_BYTES: Final = 64 * 1024
-MAX_FAMILIAR_BYTES: Final = 1536  # of a head that is looked up before it is parsed
-GATHER_BYTES: Final = 64 * 1024  # a body up to this size is waited for before the application hears of it
+"""Bytes in the transport's write buffer at which writing pauses."""
+
+MAX_REPEATED_HEAD_BYTES: Final = 1536
+"""The largest head that is kept as bytes, so that the application can recognise it when it is sent again."""
+
+GATHER_BYTES: Final = 64 * 1024
+"""A request with a body up to this size is passed to the application when the body is complete."""
+
 GATHER_S: Final = 1.0
+"""Seconds to wait for such a body. After them the application gets the request and waits for the body itself."""
 
 _CLOSE = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
 
@@ -71,23 +83,44 @@ _HEADERS_TOO_SLOW = _refusal(
 )
 _TOO_MUCH_WORK = _refusal(
     b"400 Bad Request",
-    b"This connection costs more than it is good for: tiny chunks or headers; send larger ones.",
+    b"This connection sends too many tiny chunks or headers; send larger ones.",
     b"too_much_work",
 )
 _DEFECT = _refusal(
     b"500 Internal Server Error", b"The server met an internal error; the log has the details.", b"internal_error"
 )
-NO_ROOM: Final = _refusal(
+TOO_MANY_CONNECTIONS: Final = _refusal(
     b"503 Service Unavailable",
-    b"The server has as many connections as it may; come back in a second, or raise server.max_connections.",
+    b"The server has reached server.max_connections; try again in a second, or raise that setting.",
     b"too_many_connections",
     b"retry-after: 1\r\n",
 )
 
 
-Reading = Literal["on", "offer", "later", "end"]
-"""What becomes of what is read. on: it is parsed; offer: it is held, as it is not HTTP if an offer is taken; later: it is
-held until there is room for more requests; end: it is thrown away, as nothing behind the last request is one."""
+class Phase(Enum):
+    """What a connection waits for. A phase that waits for the client has a time limit (``Connection._limit_s``)."""
+
+    READING_HEAD = "a request's head, of which some has arrived; or the first request of a new connection"
+    GATHERING = "the rest of a small body, before the application gets the request"
+    ANSWERING = "the application"
+    DISCARDING = "the rest of a body whose request is answered already"
+    IDLE = "the next request"
+    CLOSING = "the write buffer, whose last bytes are being sent"
+
+
+_READING_HEAD, _GATHERING, _ANSWERING, _DISCARDING, _IDLE, _CLOSING = Phase  # a member's lookup costs Python calls
+
+
+class Parsing(Enum):
+    """What happens to the bytes that are read."""
+
+    ON = "they are parsed"
+    UPGRADE_OFFERED = "they are kept: if the request is upgraded, they belong to the other protocol"
+    PAUSED = "they are kept until this connection may begin more requests"
+    ENDED = "they are discarded, because no request can follow"
+
+
+_ON, _UPGRADE_OFFERED, _PAUSED, _ENDED = Parsing
 
 
 def _malformed() -> InferdError:
@@ -98,92 +131,95 @@ def _malformed() -> InferdError:
 
 def _too_large() -> InferdError:
     return InvalidRequest(
-        f"More than {MAX_HEADER_BYTES >> 10} KiB of the request's body are extensions of chunks or trailers; send less.",
+        f"The request's body has over {MAX_HEADER_BYTES >> 10} KiB of chunk extensions or trailers; send less.",
         code="headers_too_large",
     )
 
 
 def _too_much_work() -> InferdError:
     return InvalidRequest(
-        "This connection costs more than it is good for: tiny chunks or headers; send larger ones.",
+        "This connection sends too many tiny chunks or headers; send larger ones.",
         code="too_much_work",
     )
 
 
-class Waits(NamedTuple):
-    """Seconds that a client gets."""
+class Timeouts(NamedTuple):
+    """Time limits for a client, in seconds."""
 
-    header_s: float = 30.0  # for a request's headers, from its first byte or the connection's beginning
+    header_s: float = 30.0  # for a request's head, from its first byte or from the beginning of the connection
     keep_alive_s: float = 75.0  # between two requests
-    send_s: float = 60.0  # without taking a byte of its answer
-    rest_s: float = 60.0  # for the rest of a body, all of which its answer did not need
+    send_s: float = 60.0  # without reading a byte of its answer
+    discard_s: float = 60.0  # for the rest of a body after its request was answered
 
 
-class Host(Protocol):
-    """The server, as a connection sees it."""
+class Server(Protocol):
+    """What a connection requires of its server."""
 
     app: Callable[[Scope, Receive, Send], Awaitable[None]]
+    """The ASGI application."""
+
     forward: Callable[[Exchange], bool] | None
-    """Takes a whole request over without a task, or says that it does not."""
+    """Answers a request with a complete body without a task. False: the ASGI application has to answer it."""
 
     express: Callable[[Connection, bytes], bool] | None
-    """Likewise one that has just been read, and is all that was, if its head is familiar."""
+    """Answers the bytes of one read without parsing them, if they are one complete request whose head is known. False:
+    they have to be parsed."""
 
-    waits: Waits
-    connections: set[Guest]
+    timeouts: Timeouts
+    connections: set[ClientConnection]
     max_connections: int
 
     is_stopping: bool
 
     def refuse(self, exchange: Exchange, error: InferdError, /) -> None:
-        """Answer a request that cannot be read to its end, and that the application has not heard of."""
+        """Answer a request with ``error``: its body cannot be read, and the application did not get it."""
 
-    def spawn(self, serving: Coroutine[Any, Any, None]) -> None: ...
-    def turn_away(self, transport: asyncio.Transport) -> None:
-        """There is no room for this connection: it is nobody's from now on."""
+    def spawn(self, serving: Coroutine[Any, Any, None]) -> None:
+        """Run ``serving`` as a task."""
 
-    def connection_gone(self, connection: Guest) -> None: ...
+    def reject_connection(self, transport: asyncio.Transport) -> None:
+        """Answer a connection beyond ``max_connections`` with status 503, and close it."""
+
+    def connection_closed(self, connection: ClientConnection) -> None:
+        """Forget a connection that is closed."""
 
 
-class Connection(Guest):
-    """Serves the requests of one client, one after the other."""
+class Connection(ClientConnection):
+    """Serves the requests of one client in the order in which they arrive."""
 
     __slots__ = (
-        "_account",
         "_ahead_bytes",
         "_at_boundary",
-        "_bare_bytes",
         "_body_read",
+        "_budget",
+        "_cost",
+        "_cost_credit",
         "_current",
-        "_discarded",
-        "_drain",
-        "_earned",
+        "_discarded_bytes",
+        "_drain_waiter",
         "_express",
+        "_final_refusal",
+        "_framing_bytes",
+        "_gathering",
         "_header_bytes",
-        "_header_since",
         "_headers",
-        "_held",
-        "_host",
-        "_idle_since",
         "_in_headers",
         "_incoming",
-        "_is_moving",
         "_is_read_paused",
-        "_last_words",
+        "_is_starting",
         "_num_read",
         "_parser",
+        "_parsing",
+        "_phase",
+        "_piece_bytes",
         "_queue",
         "_raw_head",
-        "_reading",
-        "_reading_bytes",
-        "_rest_since",
-        "_stuck_bytes",
-        "_stuck_since",
+        "_server",
+        "_since",
+        "_stall",
         "_target",
         "_transport",
-        "_waiting",
-        "_waiting_since",
-        "_work",
+        "_unparsed",
         "is_writable",
         "write",
     )
@@ -191,113 +227,113 @@ class Connection(Guest):
     _transport: asyncio.Transport
     write: Callable[[bytes], None]
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._express = host.express
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._express = server.express
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._at_boundary = True  # nothing of a request has been read that is not complete
-        self._raw_head = b""  # of the request that is being read, if it came in one piece
+        self._phase = _READING_HEAD
+        self._since = clock.now()  # of the phase, where it has a time limit
+        self._parsing = _ON
+        # Of the request that is being read.
+        self._at_boundary = True  # the last request that was read is complete, or there was none
+        self._raw_head = b""  # as ``Exchange.raw_head``
         self._in_headers = True
-        self._header_bytes = 0
-        self._header_since = clock.now()  # 0: no headers are under way
-        self._reading_bytes = 0  # of the piece that is being parsed
-        self._body_read = 0  # of the body that is under way
-        self._num_read = 0  # requests whose headers this turn has read
-        self._work = self._earned = 0  # of this turn, in units of ``http.work``
-        self._account = work.Account(self._header_since)
-        self._bare_bytes = 0  # read since the last byte of a body: sizes of chunks, their extensions, trailers
-        self._idle_since = 0.0  # 0: something is under way
-        self._incoming: Exchange | None = None  # whose body is being read
-        self._rest_since = 0.0  # 0: nothing that is left of a body is being thrown away
-        self._waiting: Exchange | None = None  # whose body is waited for, and nobody knows of it yet
-        self._waiting_since = 0.0
-        self._current: Serving | None = None  # what is being answered
+        self._header_bytes = 0  # of its head, in pieces before the current one
+        self._piece_bytes = 0  # of the piece that is being parsed
+        self._body_read = 0  # bytes of its body so far
+        self._framing_bytes = 0  # since the last byte of the body: chunk sizes, chunk extensions and trailers
+        self._incoming: Exchange | None = None  # the request, after its head is complete
+        self._discarded_bytes = 0
+        # Of the current turn of the event loop.
+        self._num_read = 0  # requests whose head is complete
+        self._cost = self._cost_credit = 0  # in units of ``http.cost``
+        self._budget = cost.CostBudget(self._since)
+        # Requests that are complete or being read, in their order: the current one, then the queue.
+        self._current: Responder | None = None  # the one that is being answered
         self._queue: deque[Exchange] = deque()
-        self._ahead_bytes = 0  # read while requests waited for the one that is being answered
-        self._is_moving = False
+        self._gathering: Exchange | None = None  # the first in the queue, if it waits for its body
+        self._ahead_bytes = 0  # read while requests were waiting in the queue
+        self._is_starting = False  # guards ``_start_next`` against recursion
+        self._final_refusal = b""  # an error that is sent after the answers to all earlier requests
+        # Flow control.
         self._is_read_paused = False
-        self._reading: Reading = "on"
-        self._held: bytes | None = None  # what was read and is not parsed; None: all is
-        self._last_words = b""  # a refusal that follows the answers to what was read before
-        self._discarded = 0
-        self._drain: asyncio.Future[None] | None = None
-        self._stuck_since = 0.0
-        self._stuck_bytes = 0
+        self._unparsed: bytes | None = None  # bytes that were read and kept; None while ``_parsing`` is ON
+        self._drain_waiter: asyncio.Future[None] | None = None
+        self._stall = WriteStall()
         self.is_writable = True
 
-    # -- the transport's side ---------------------------------------------------------------
+    # -- called by the transport ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if len(self._host.connections) >= self._host.max_connections:
-            self._host.turn_away(self._transport)
+        if len(self._server.connections) >= self._server.max_connections:
+            self._server.reject_connection(self._transport)
             return
         self._transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
         self.write = self._transport.write
-        self._host.connections.add(self)
+        self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._give_up()
-        self._host.connection_gone(self)
-        del self._parser  # refers back here; without it the connection is freed now, and with it what its requests held
+        self._drop_requests()
+        self._server.connection_closed(self)
+        del self._parser  # it refers to this object; without the cycle both are freed at once
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
             return
-        self._idle_since = 0.0
-        if self._held is not None:
-            self._hold(data)
+        if self._unparsed is not None:
+            self._keep_unparsed(data)
             return
         if self._at_boundary and self._current is None:
             if self._express is not None and self.is_writable and self._express(self, data):
                 return
             end = data.find(b"\r\n\r\n")
-            self._raw_head = data[:end] if 0 < end < MAX_FAMILIAR_BYTES else b""
-        self._take(data)
+            self._raw_head = data[:end] if 0 < end < MAX_REPEATED_HEAD_BYTES else b""
+        self._process(data)
 
-    def _take(self, data: bytes) -> None:
-        """Parse what this turn may, begin with the requests that are complete, and see whether to read on."""
-        self._num_read = self._work = 0
-        self._feed(data)
+    def _process(self, data: bytes) -> None:
+        """Parse what one turn may parse, start the first complete request, and decide whether to continue reading."""
+        self._num_read = self._cost = 0
+        self._parse_pieces(data)
         if self._transport.is_closing():
             return
-        earned, self._earned = self._earned, 0
-        if not self._account.is_good(self._work, earned, clock.now) and self._reading != "end":
-            self._give_up_reading(_TOO_MUCH_WORK, _too_much_work)
+        earned, self._cost_credit = self._cost_credit, 0
+        if not self._budget.spend(self._cost, earned, clock.now) and self._parsing is not _ENDED:
+            self._stop_parsing(_TOO_MUCH_WORK, _too_much_work)
             if self._transport.is_closing():
                 return
-        self._move()
+        self._start_next()
         if self._transport.is_closing():
             return
         incoming = self._incoming
-        if (incoming.is_over if incoming is not None else not self._in_headers) and self._current is None:
-            self._idle_since = clock.now()
+        if incoming is None and self._current is None and not self._in_headers:
+            self._phase, self._since = _IDLE, clock.now()
         num_ahead = self._num_ahead
         self._ahead_bytes = self._ahead_bytes + len(data) if num_ahead > 0 else 0
-        if self._reading != "end" and (
+        if self._parsing is not _ENDED and (
             num_ahead >= PIPELINE_AHEAD
-            or self._reading == "later"
+            or self._parsing is _PAUSED
             or self._ahead_bytes > PIPELINE_AHEAD_BYTES
             or (incoming is not None and not incoming.is_over and incoming.num_buffered > READ_AHEAD_BYTES)
         ):
             self._pause_reading()
-            if self._reading == "later" and num_ahead <= 0:
-                asyncio.get_running_loop().call_soon(self._parse_on)
+            if self._parsing is _PAUSED and num_ahead <= 0:
+                asyncio.get_running_loop().call_soon(self._parse_kept)
 
     @property
     def _num_ahead(self) -> int:
-        """Requests that wait for the one that is being answered."""
+        """Requests that wait until the current one is answered."""
         return len(self._queue) - (self._current is None)
 
     @property
-    def _waits_for_room(self) -> bool:
-        """Whether what was read is held until there is room for more requests."""
-        return self._reading == "later"
+    def _is_parsing_paused(self) -> bool:
+        """Whether bytes are kept until this connection may begin more requests."""
+        return self._parsing is _PAUSED
 
-    def _feed(self, data: bytes) -> None:
-        """Parse in pieces that end where parsing may have to stop. What is left waits in ``_held``."""
+    def _parse_pieces(self, data: bytes) -> None:
+        """Parse ``data`` in pieces; parsing can stop between two of them. The rest is kept in ``_unparsed``."""
         begin, size = 0, len(data)
         if size <= SLICE_BYTES:
             try:
@@ -307,8 +343,8 @@ class Connection(Guest):
                 data = self._decline_upgrade(data[upgrade.args[0] :])
                 size = len(data)
         while begin < size and not self._transport.is_closing():
-            if self._reading == "on" and self._is_enough():
-                self._reading, self._held = "later", data[begin:]
+            if self._parsing is _ON and self._is_turn_over():
+                self._parsing, self._unparsed = _PAUSED, data[begin:]
                 return
             end = self._piece_end(data, begin)
             try:
@@ -317,12 +353,15 @@ class Connection(Guest):
                 data = self._decline_upgrade(data[begin + upgrade.args[0] :])
                 begin, size = 0, len(data)
                 continue
-            if self._reading == "end":
+            if self._parsing is _ENDED:
                 return
             begin = end
 
     def _piece_end(self, data: bytes, begin: int) -> int:
-        """Of a large read, one head or one body is a piece: a body is copied once, and few requests end in a piece."""
+        """Where the piece of a read that starts at ``begin`` ends: after one head, or after one body.
+
+        A body in one piece is copied once, and no piece completes many requests.
+        """
         size = len(data)
         if size - begin <= SLICE_BYTES:
             return size
@@ -332,65 +371,68 @@ class Connection(Guest):
         head_end = data.find(b"\r\n\r\n", begin)
         return min(head_end + 4 if head_end >= 0 else size, begin + CHUNKS_BYTES)
 
-    def _is_enough(self) -> bool:
-        """Whether no more may be parsed in this turn. Begins with the requests that are complete."""
-        if self._work >= work.TURN:
+    def _is_turn_over(self) -> bool:
+        """Whether no more may be parsed in this turn. Starts the first complete request, so that it can count."""
+        if self._cost >= cost.MAX_PER_TURN:
             return True
         if self._incoming is not None or not self._num_read:
             return False
-        self._move()
+        self._start_next()
         return self._num_read >= REQUESTS_PER_TURN or self._num_ahead >= PIPELINE_AHEAD
 
     def _parse(self, data: bytes | memoryview) -> None:
-        """Raises HttpParserUpgrade, whose argument is how much of ``data`` was parsed."""
-        self._reading_bytes = len(data)
-        self._bare_bytes += len(data)
+        """Parse one piece. Raises HttpParserUpgrade with the number of bytes of ``data`` that were parsed."""
+        self._piece_bytes = len(data)
+        self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise
         except httptools.HttpParserCallbackError:
-            raise  # a defect of ours; the loop reports it and closes
+            raise  # a defect of inferd: the event loop logs it and closes the connection
         except httptools.HttpParserError:
-            if self._reading != "end":  # else what cannot be read is behind the last request
-                self._give_up_reading(_BAD_REQUEST, _malformed)
+            if self._parsing is not _ENDED:  # bytes after the last request are not parsed
+                self._stop_parsing(_BAD_REQUEST, _malformed)
             return
-        if self._reading == "end":
+        if self._parsing is _ENDED:
             return
         if self._in_headers:
             self._header_bytes += len(data)
-            if not self._header_since:
-                self._header_since = clock.now()
-            if self._header_bytes > MAX_HEADER_BYTES + SLICE_BYTES:  # the piece may have begun before the headers
-                self._give_up_reading(_HEADERS_TOO_LARGE, _too_large)
-        elif self._incoming is not None and self._bare_bytes > MAX_HEADER_BYTES:
-            # Extensions or trailers without end; the parser keeps a trailer whole.
-            self._give_up_reading(_HEADERS_TOO_LARGE, _too_large)
+            if self._phase is not _READING_HEAD:
+                self._phase, self._since = _READING_HEAD, clock.now()
+            if self._header_bytes > MAX_HEADER_BYTES + SLICE_BYTES:  # the first piece may begin before the head
+                self._stop_parsing(_HEADERS_TOO_LARGE, _too_large)
+        elif self._incoming is not None and self._framing_bytes > MAX_HEADER_BYTES:
+            # Chunk extensions or trailers without end. The parser buffers a whole trailer.
+            self._stop_parsing(_HEADERS_TOO_LARGE, _too_large)
 
-    def _hold(self, data: bytes) -> None:
-        assert self._held is not None
-        if self._reading == "end":
-            self._discarded += len(data)
-            if self._discarded > MAX_DISCARDED_BYTES:
+    def _keep_unparsed(self, data: bytes) -> None:
+        assert self._unparsed is not None
+        if self._parsing is _ENDED:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > MAX_DISCARDED_BYTES:
                 self._transport.abort()
             return
-        self._held += data
-        if len(self._held) > READ_AHEAD_BYTES:
+        self._unparsed += data
+        if len(self._unparsed) > READ_AHEAD_BYTES:
             self._pause_reading()
 
-    def _give_up_reading(self, answer: bytes, error: Callable[[], InferdError]) -> None:
-        """What follows cannot be read. The request that it belongs to is refused (``error``), or what would have been
-        one (``answer``); the requests before it are answered first."""
-        self._reading, self._held = "end", b""
-        self._discarded = 0
-        self._header_since = 0.0
+    def _stop_parsing(self, answer: bytes, error: Callable[[], InferdError]) -> None:
+        """Stop parsing at input that is refused. The requests before it are answered first.
+
+        Within a body, its request fails with ``error``. Otherwise ``answer`` is sent, and the connection closes.
+        """
+        self._parsing, self._unparsed = _ENDED, b""
+        self._discarded_bytes = 0
+        if self._phase is _READING_HEAD:
+            self._phase = _ANSWERING
         incoming, self._incoming = self._incoming, None
         if incoming is None:
-            self._last_words = answer
+            self._final_refusal = answer
         else:
-            incoming.spoil(error)
+            incoming.fail_body(error)
             if incoming.is_over:
-                self._close()  # it is answered already: its rest was being thrown away
+                self._close()  # the request was answered before
 
     def _pause_reading(self) -> None:
         if not self._is_read_paused:
@@ -399,27 +441,26 @@ class Connection(Guest):
 
     def pause_writing(self) -> None:
         self.is_writable = False
-        self._stuck_since = clock.now()
-        self._stuck_bytes = self._transport.get_write_buffer_size()
+        self._stall.begin(self._transport)
         if self._current is not None:
-            self._current.room(False)
+            self._current.writable_changed(False)
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        self._stuck_since = 0.0
+        self._stall.end()
         self._wake_drain()
         if self._current is not None:
-            self._current.room(True)
+            self._current.writable_changed(True)
         else:
-            self._go_on()
+            self._resume()
 
-    # -- the parser's side ------------------------------------------------------------------
+    # -- called by the parser ---------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._at_boundary = False
         self._target = b""
         self._headers = []
-        self._discarded = 0
+        self._discarded_bytes = 0
         if not self._in_headers:
             self._in_headers = True
             self._header_bytes = 0
@@ -428,31 +469,31 @@ class Connection(Guest):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._work += work.HEADER
-        if self._in_headers:  # else it is a trailer, which is never taken for a header (RFC 9110, section 6.5.1)
+        self._cost += cost.HEADER
+        if self._in_headers:  # otherwise it is a trailer, and never a header (RFC 9110, section 6.5.1)
             if len(self._headers) < MAX_HEADERS:
                 self._headers.append((name.lower(), value))
-            elif self._reading != "end":
-                self._give_up_reading(_TOO_MANY_HEADERS, _too_large)
+            elif self._parsing is not _ENDED:
+                self._stop_parsing(_TOO_MANY_HEADERS, _too_large)
 
     def on_headers_complete(self) -> None:
         parser = self._parser
         if parser.should_upgrade():
-            return  # the parser stops here, see ``_decline_upgrade``
+            return  # the parser stops here; ``_decline_upgrade`` continues
         self._in_headers = False
-        self._bare_bytes = self._body_read = 0
-        self._header_since = 0.0
-        if self._transport.is_closing() or self._reading == "end":
+        self._framing_bytes = self._body_read = 0
+        self._phase = _ANSWERING
+        if self._transport.is_closing() or self._parsing is _ENDED:
             return
         headers = self._headers
-        if self._header_bytes + self._reading_bytes > MAX_HEADER_BYTES:
+        if self._header_bytes + self._piece_bytes > MAX_HEADER_BYTES:
             size = len(self._target) + sum(len(name) + len(value) for name, value in headers)
             if size > MAX_HEADER_BYTES:
-                self._give_up_reading(_HEADERS_TOO_LARGE, _too_large)
+                self._stop_parsing(_HEADERS_TOO_LARGE, _too_large)
                 return
         version: str = parser.get_http_version()
-        if version not in ("1.1", "1.0"):  # a line without a version would be HTTP/0.9
-            self._give_up_reading(_BAD_REQUEST, _malformed)
+        if version not in ("1.1", "1.0"):  # a request line without a version is HTTP/0.9
+            self._stop_parsing(_BAD_REQUEST, _malformed)
             return
         exchange = Exchange(
             self,
@@ -460,72 +501,71 @@ class Connection(Guest):
             self._target,
             headers,
             version,
-            keep_alive=version == "1.1" and parser.should_keep_alive() and not self._host.is_stopping,
+            keep_alive=version == "1.1" and parser.should_keep_alive() and not self._server.is_stopping,
         )
         names = [name for name, _ in headers]
         num_hosts = names.count(b"host")
         if num_hosts != 1 and (version == "1.1" or num_hosts > 1):
-            self._give_up_reading(_BAD_REQUEST, _malformed)
+            self._stop_parsing(_BAD_REQUEST, _malformed)
             return
         if b"transfer-encoding" in names and not _is_chunked(headers, version):
-            self._give_up_reading(_BAD_REQUEST, _malformed)
+            self._stop_parsing(_BAD_REQUEST, _malformed)
             return
         if b"expect" in names:
             exchange.expects_continue = version == "1.1" and (b"expect", b"100-continue") in [
                 (name, value.strip().lower()) for name, value in headers
             ]
         exchange.raw_head, self._raw_head = self._raw_head, b""
-        if self._held is not None:  # what follows is not HTTP, or of nobody's
+        if self._unparsed is not None:  # an upgrade is offered: HTTP ends with this request, whatever is answered
             exchange.keep_alive = False
-            exchange.may_hand_over = True
+            exchange.may_upgrade = True
         self._num_read += 1
         self._incoming = exchange
         self._queue.append(exchange)
 
     def on_body(self, body: bytes) -> None:
         incoming = self._incoming
-        self._work += work.CHUNK
+        self._cost += cost.CHUNK
         if incoming is None or self._transport.is_closing():
             return
-        self._bare_bytes = 0
+        self._framing_bytes = 0
         self._body_read += len(body)
         if incoming.is_over:
-            # An answer sent before the body was read (413) leaves the rest to be thrown away. Up to a limit
-            # this goes on, so that a client that writes first and reads later gets to see the answer.
-            self._discarded += len(body)
-            if self._discarded > MAX_DISCARDED_BYTES:
+            # An answer that was sent before the body (413) leaves the rest of the body. It is read and discarded, up
+            # to a limit, so that a client that writes everything before it reads still sees the answer.
+            self._discarded_bytes += len(body)
+            if self._discarded_bytes > MAX_DISCARDED_BYTES:
                 self._transport.abort()
             return
-        self._earned += len(body) >> 2
+        self._cost_credit += len(body) >> 2
         incoming.put_body(body)
 
     def on_message_complete(self) -> None:
         self._at_boundary = True
         incoming, self._incoming = self._incoming, None
-        self._rest_since = 0.0
         if incoming is None or self._transport.is_closing():
             return
         incoming.end_body()
-        if not incoming.keep_alive and self._reading == "on":
-            self._reading, self._held = "end", b""  # what follows belongs to no request (RFC 9112, section 9.6)
-            self._discarded = 0
+        if not incoming.keep_alive and self._parsing is _ON:
+            self._parsing, self._unparsed = _ENDED, b""  # what follows is no request (RFC 9112, section 9.6)
+            self._discarded_bytes = 0
         if incoming.is_over:
-            self._idle_since = clock.now()
+            self._phase, self._since = _IDLE, clock.now()
 
     def _decline_upgrade(self, rest: bytes) -> bytes:
-        """What to parse instead of a request that offers another protocol, and of what follows it: the same
+        """What to parse instead of a head that offers an upgrade, and of ``rest``, which follows it: the same head
         without the offer.
 
-        Java's client offers HTTP/2 with every first request. The parser stops after such headers and
-        would take the body for the next request, so it gets the same headers again. Of what follows an offer
-        of WebSocket nothing is parsed: the offer may be taken.
+        Java's client offers HTTP/2 with every first request. The parser stops after such a head and would parse the
+        body as the next request, so a new parser gets the head without the offer. What follows an offer of WebSocket
+        is kept, not parsed, because the application may accept the offer.
         """
         self._raw_head = b""
-        if self._reading == "end":
+        if self._parsing is _ENDED:
             return b""
         method = self._parser.get_method()
         if method == b"CONNECT":
-            self._give_up_reading(_BAD_REQUEST, _malformed)
+            self._stop_parsing(_BAD_REQUEST, _malformed)
             return b""
         kept = [
             (name, value) for name, value in self._headers if name not in (b"upgrade", b"http2-settings", b"connection")
@@ -541,52 +581,56 @@ class Connection(Guest):
         offers_websocket = method == b"GET" and _offers_websocket(self._headers, self._parser.get_http_version())
         self._parser = httptools.HttpRequestParser(self)
         if offers_websocket:
-            self._reading, self._held = "offer", b""
-            self._hold(rest)
+            self._parsing, self._unparsed = _UPGRADE_OFFERED, b""
+            self._keep_unparsed(rest)
             return head
         return head + rest
 
-    # -- moving on --------------------------------------------------------------------------
+    # -- starting requests ------------------------------------------------------------------
 
-    def _move(self) -> None:
-        """Begin with the next request when the one before is answered. While the client takes no answers, none begins: what
-        it sends ahead cannot make the server write without end."""
-        if self._is_moving:
+    def _start_next(self) -> None:
+        """Start the requests of the queue, one after the other, while none is being answered.
+
+        None starts while the write buffer is full. So pipelined requests cannot make the server buffer answers without
+        a limit.
+        """
+        if self._is_starting:
             return
-        self._is_moving = True
+        self._is_starting = True
         try:
             while self._current is None and self._queue and self.is_writable and not self._transport.is_closing():
                 exchange = self._queue[0]
-                if not exchange.is_body_complete and exchange.spoiled is None and self._gathers(exchange):
+                if not exchange.is_body_complete and exchange.body_error is None and self._awaits_body(exchange):
                     return
                 self._queue.popleft()
-                self._waiting = None
-                self._idle_since = 0.0
+                self._gathering = None
+                if self._phase is not _READING_HEAD:
+                    self._phase = _ANSWERING
                 self._current = exchange
-                self._begin(exchange)
-            if self._last_words and self._current is None and not self._queue:
-                self._refuse(self._last_words)
+                self._dispatch(exchange)
+            if self._final_refusal and self._current is None and not self._queue:
+                self._refuse(self._final_refusal)
         finally:
-            self._is_moving = False
+            self._is_starting = False
 
-    def _gathers(self, exchange: Exchange) -> bool:
-        """Whether to wait for the rest of a small body, so that a request is taken in one go."""
-        if self._host.forward is None or exchange.expects_continue or exchange.num_buffered > GATHER_BYTES:
+    def _awaits_body(self, exchange: Exchange) -> bool:
+        """Whether to wait for the rest of a small body, so that the application gets a complete request."""
+        if self._server.forward is None or exchange.expects_continue or exchange.num_buffered > GATHER_BYTES:
             return False
         now = clock.now()
-        if self._waiting is not exchange:
+        if self._gathering is not exchange:
             for name, value in exchange.headers:
                 if name == b"content-length" and (len(value) > 6 or not value.isdigit() or int(value) > GATHER_BYTES):
                     return False
-            self._waiting = exchange
-            self._waiting_since = now
-        return now - self._waiting_since < GATHER_S
+            self._gathering = exchange
+            self._phase, self._since = _GATHERING, now
+        return now - self._since < GATHER_S
 
-    def _begin(self, exchange: Exchange) -> None:
-        forward = self._host.forward
+    def _dispatch(self, exchange: Exchange) -> None:
+        forward = self._server.forward
         try:
-            if exchange.spoiled is not None:
-                self._host.refuse(exchange, exchange.spoiled())
+            if exchange.body_error is not None:
+                self._server.refuse(exchange, exchange.body_error())
                 return
             if forward is not None and exchange.is_body_complete and forward(exchange):
                 return
@@ -594,166 +638,178 @@ class Connection(Guest):
         except BadTarget:
             self._refuse(_BAD_REQUEST)
             return
-        self._host.spawn(self._serve(exchange, scope))
+        self._server.spawn(self._serve(exchange, scope))
 
     async def _serve(self, exchange: Exchange, scope: Scope) -> None:
         try:
-            await self._host.app(scope, exchange.receive, exchange.send)
+            await self._server.app(scope, exchange.receive, exchange.send)
         except Exception:
-            # The application has its own boundary; what gets here is a defect in it.
+            # The application answers its own exceptions. One that arrives here is a defect in the application.
             _log.exception("a request failed outside of the application")
-        if not exchange.is_over and not exchange.has_left:
+        if not exchange.is_over and not exchange.is_disconnected:
             self._refuse(_DEFECT)
 
-    # -- the exchange's side ----------------------------------------------------------------
+    # -- called by exchanges ----------------------------------------------------------------
 
     def abort(self) -> None:
-        """Cut the connection; what was written and not sent is lost."""
         self._transport.abort()
 
-    def cut(self, serving: Serving) -> None:
-        """Likewise, if it is busy with this one."""
+    def cut(self, serving: Responder) -> None:
+        """Abort the connection if ``serving`` is the current request."""
         if self._current is serving:
             self._transport.abort()
 
     async def drained(self) -> None:
         while not self.is_writable and not self._transport.is_closing():
-            if self._drain is None:
-                self._drain = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._drain)
+            if self._drain_waiter is None:
+                self._drain_waiter = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drain_waiter)
 
-    def wants_body(self) -> None:
-        self._read_on()
+    def resume_reading_body(self) -> None:
+        self._resume_reading()
 
-    def hand_over(self, exchange: Serving, successor: Successor, serving: Coroutine[Any, Any, None]) -> None:
-        """From here on the connection is another's, who reads what was held."""
-        assert exchange is self._current, "whoever is answered may have the connection"
-        host, transport = self._host, self._transport
+    def upgrade(self, exchange: Responder, upgraded: UpgradedConnection, serving: Coroutine[Any, Any, None]) -> None:
+        """Pass the transport to ``upgraded``, with the bytes that were read after the request's head."""
+        assert exchange is self._current, "only the current request can be upgraded"
+        server, transport = self._server, self._transport
         self._current = None
-        rest, self._held = self._held, None
-        host.connections.discard(self)
-        host.connections.add(successor)
-        transport.set_protocol(successor)
-        successor.taken(transport, host.waits.send_s, lambda: host.connection_gone(successor))
+        rest, self._unparsed = self._unparsed, None
+        server.connections.discard(self)
+        server.connections.add(upgraded)
+        transport.set_protocol(upgraded)
+        upgraded.start(transport, server.timeouts.send_s, lambda: server.connection_closed(upgraded))
         if not self.is_writable:
-            successor.pause_writing()
+            upgraded.pause_writing()
         if self._is_read_paused:
             transport.resume_reading()
         del self._parser
         if rest:
-            successor.data_received(rest)
-        if host.is_stopping:
-            successor.shut()
-        host.spawn(serving)
+            upgraded.data_received(rest)
+        if server.is_stopping:
+            upgraded.shut_down()
+        server.spawn(serving)
 
-    def serve(self, serving: Serving) -> None:
-        """What was read last is answered by this one: a familiar request, or what a transit is turned into."""
+    def serve(self, serving: Responder) -> None:
+        """Make ``serving`` the current request. It was read without the parser, or it replaces the current request."""
         self._current = serving
-        self._header_since = 0.0
+        self._phase = _ANSWERING
         self._in_headers = False
 
     @property
     def is_stopping(self) -> bool:
-        return self._host.is_stopping
+        return self._server.is_stopping
 
-    def exchange_over(self, exchange: Serving) -> None:
-        """An answer is complete: on to the next request."""
+    def exchange_over(self, exchange: Responder) -> None:
+        """The answer to the current request is complete: close, or start the next request."""
         if exchange is not self._current:
             return
         self._current = None
-        self._earned += work.REFUSED
+        self._cost_credit += cost.REFUSAL_CREDIT
         if self._transport.is_closing():
             return
-        if not exchange.keep_alive or self._host.is_stopping:
+        if not exchange.keep_alive or self._server.is_stopping:
             self._close()
             return
-        if exchange.is_body_complete:
-            self._idle_since = clock.now()
-        else:
-            self._rest_since = clock.now()
-        if self._queue or self._last_words:
-            self._move()
+        if self._phase is not _READING_HEAD:
+            self._phase, self._since = (_IDLE if exchange.is_body_complete else _DISCARDING), clock.now()
+        if self._queue or self._final_refusal:
+            self._start_next()
         if self._is_read_paused:
-            self._read_on()
+            self._resume_reading()
 
-    def _read_on(self) -> None:
-        # One that is waited for is still in the queue, and the rest of its body is yet to be read.
-        num_ahead = len(self._queue) - (self._waiting is not None)
+    def _resume_reading(self) -> None:
+        # A request that waits for its body does not block reading: the body is yet to be read.
+        num_ahead = len(self._queue) - (self._gathering is not None)
         if not self._is_read_paused or self._transport.is_closing() or num_ahead:
             return
-        if self._reading != "later":
+        if self._parsing is not _PAUSED:
             self._is_read_paused = False
             self._transport.resume_reading()
-        elif not self._is_moving:
-            asyncio.get_running_loop().call_soon(self._parse_on)
+        elif not self._is_starting:
+            asyncio.get_running_loop().call_soon(self._parse_kept)
 
-    def _parse_on(self) -> None:
-        """Go on with what was read and had to wait."""
-        if self._reading != "later" or self._transport.is_closing() or self._num_ahead > 0:
+    def _parse_kept(self) -> None:
+        """Parse what was kept while parsing was paused."""
+        if self._parsing is not _PAUSED or self._transport.is_closing() or self._num_ahead > 0:
             return
-        data, self._held = self._held, None
+        data, self._unparsed = self._unparsed, None
         assert data is not None
-        self._reading = "on"
+        self._parsing = _ON
         try:
-            self._take(data)
+            self._process(data)
         except Exception:
-            self._broke()
+            self._abort_on_defect()
             return
-        if not self._waits_for_room:
-            self._read_on()
+        if not self._is_parsing_paused:
+            self._resume_reading()
 
-    def _go_on(self) -> None:
-        """Begin with what had to wait until the client took its answers."""
+    def _resume(self) -> None:
+        """Continue after the write buffer has room again: start the next request and read."""
         try:
-            self._move()
+            self._start_next()
         except Exception:
-            self._broke()
+            self._abort_on_defect()
             return
-        self._read_on()
+        self._resume_reading()
 
-    def _broke(self) -> None:
-        """A boundary: nothing is behind a callback of the loop that would close the connection."""
+    def _abort_on_defect(self) -> None:
+        """Log an exception and abort. Only for callbacks after which the event loop would not close the connection."""
         _log.exception("a connection could not go on with what was read")
         self._transport.abort()
 
     # -- the end ----------------------------------------------------------------------------
 
-    def shut(self) -> None:
-        """The server is leaving: finish what is under way, begin nothing."""
-        if self._current is None and self._waiting is None:
+    def shut_down(self) -> None:
+        if self._current is None and self._gathering is None:
             self._close()
         elif self._current is not None:
             self._current.keep_alive = False
 
-    def look(self, now: float) -> None:
-        """Give up on a client that takes too long."""
-        waits = self._host.waits
-        if self._stuck_since:
-            left = self._transport.get_write_buffer_size()
-            if left != self._stuck_bytes:
-                self._stuck_bytes, self._stuck_since = left, now
-            elif now - self._stuck_since > waits.send_s:
-                self._transport.abort()
-        elif self._transport.is_closing():
-            if not self._idle_since:
-                self._idle_since = now  # its last bytes are on their way
-            elif now - self._idle_since > waits.send_s:
-                self._transport.abort()
-        elif self._waiting is not None:
-            self._move()
-        elif self._header_since:
-            if self._is_read_paused:
-                self._header_since = now  # the rest of them is not read before there is room for the request
-            elif now - self._header_since > waits.header_s:
-                self._give_up_reading(_HEADERS_TOO_SLOW, _malformed)
-                self._move()
-        elif (self._idle_since and now - self._idle_since > waits.keep_alive_s) or (
-            self._rest_since and now - self._rest_since > waits.rest_s
-        ):
+    def check_timeouts(self, now: float) -> None:
+        transport = self._transport
+        if self._stall.is_active:
+            if self._stall.has_expired(transport, now, self._server.timeouts.send_s):
+                transport.abort()
+            return
+        if transport.is_closing() and self._phase is not _CLOSING:
+            self._phase, self._since = _CLOSING, now
+        if self._phase is _READING_HEAD and self._is_read_paused:
+            self._since = now  # the server does not read the rest of the head yet
+        limit_s = self._limit_s()
+        if limit_s is not None and now - self._since > limit_s:
+            self._time_out()
+
+    def _limit_s(self) -> float | None:
+        """Seconds that the current phase may take; None: as long as the application needs."""
+        timeouts = self._server.timeouts
+        match self._phase:
+            case Phase.READING_HEAD:
+                return timeouts.header_s
+            case Phase.GATHERING:
+                return GATHER_S
+            case Phase.ANSWERING:
+                return None
+            case Phase.DISCARDING:
+                return timeouts.discard_s
+            case Phase.IDLE:
+                return timeouts.keep_alive_s
+            case Phase.CLOSING:
+                return timeouts.send_s
+
+    def _time_out(self) -> None:
+        """The current phase took too long."""
+        if self._phase is _READING_HEAD:
+            self._stop_parsing(_HEADERS_TOO_SLOW, _malformed)
+            self._start_next()
+        elif self._phase is _GATHERING:
+            self._start_next()
+        elif self._phase is _CLOSING:
+            self._transport.abort()
+        else:
             self._close()
 
     def _refuse(self, answer: bytes) -> None:
-        """Say what is wrong, unless that would get into an answer that is under way, and close."""
+        """Close. Send ``answer`` before, unless some of the current answer was sent: the two would mix."""
         if self._transport.is_closing():
             return
         current = self._current
@@ -762,43 +818,41 @@ class Connection(Guest):
         self._close()
 
     def _close(self) -> None:
-        self._idle_since = 0.0
         self._transport.close()
-        self._give_up()
+        self._drop_requests()
 
-    def _give_up(self) -> None:
-        """Everything that is not answered never will be."""
-        self._header_since = 0.0
-        current, waiting = self._current, self._waiting
-        self._current = self._waiting = self._incoming = None
+    def _drop_requests(self) -> None:
+        """Tell the current request and the gathered one that they will not be answered, and forget the rest."""
+        current, waiting = self._current, self._gathering
+        self._current = self._gathering = self._incoming = None
         self._queue.clear()
         self._wake_drain()
         if current is not None:
-            current.leave()
-        if waiting is not None:  # nobody has heard of it: let it be noted that it came
-            waiting.leave()
+            current.disconnected()
+        if waiting is not None:  # the application does not know the request yet; it counts and logs it
+            waiting.disconnected()
             try:
                 scope = waiting.scope()
             except BadTarget:
                 return
-            self._host.spawn(self._serve(waiting, scope))
+            self._server.spawn(self._serve(waiting, scope))
 
     def _wake_drain(self) -> None:
-        if self._drain is not None:
-            if not self._drain.done():
-                self._drain.set_result(None)
-            self._drain = None
+        if self._drain_waiter is not None:
+            if not self._drain_waiter.done():
+                self._drain_waiter.set_result(None)
+            self._drain_waiter = None
 
 
 def _offers_websocket(headers: list[tuple[bytes, bytes]], version: str) -> bool:
-    """Whether a request, which has no body, may be answered in WebSocket's frames (RFC 6455, section 4.2.1)."""
+    """Whether the request offers an upgrade to WebSocket alone, and has no body (RFC 6455, section 4.2.1)."""
     if version != "1.1" or any(name in (b"content-length", b"transfer-encoding") for name, _ in headers):
         return False
     return [value.strip().lower() for name, value in headers if name == b"upgrade"] == [b"websocket"]
 
 
 def _is_chunked(headers: list[tuple[bytes, bytes]], version: str) -> bool:
-    """Whether a body comes in chunks and is wrapped in nothing else: nobody here would unwrap it."""
+    """Whether the only transfer coding is ``chunked`` (RFC 9112, section 6.1). The server decodes no other."""
     return version == "1.1" and all(
         value.strip().lower() == b"chunked" for name, value in headers if name == b"transfer-encoding"
     )

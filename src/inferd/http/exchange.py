@@ -1,8 +1,8 @@
-"""One request on a connection, and its answer: framing on the way out, flow control both ways.
+"""One HTTP/1.1 request and its answer: the answer's framing, and flow control in both directions.
 
-Two ways lead from here into the application: ASGI's ``receive`` and ``send``, for a task per request; and
-``answer``, ``begin``, ``write``, ``finish``, for what is forwarded without one. Knows HTTP/1.1 (RFC 9110,
-RFC 9112), nothing of paths or what is served.
+The application has two interfaces to an exchange. ASGI's ``receive`` and ``send`` serve a request in a task of its own.
+``answer``, ``begin``, ``write`` and ``finish`` serve it without a task, from callbacks. Knows HTTP semantics and
+HTTP/1.1's framing (RFC 9110 and RFC 9112). Does not know routes or what the application serves.
 """
 
 from __future__ import annotations
@@ -19,53 +19,57 @@ import httptools
 from inferd import clock
 from inferd.errors import InferdError
 from inferd.http.asgi import Headers, Message, Scope
-from inferd.http.upgrade import Offer, Successor
+from inferd.http.upgrade import UpgradedConnection, UpgradeOffer
 
 READ_AHEAD_BYTES: Final = 64 * 1024
+"""Bytes of a body that are buffered for the application; beyond that the connection stops reading."""
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode("ascii")) for status in HTTPStatus
 }
-_BODILESS: Final = (204, 304)
-Framing = Literal["none", "length", "close", "chunked"]  # how the end of the answer's body is told
+_BODILESS: Final = (204, 304)  # statuses without a body (RFC 9110, section 6.4.1)
+Framing = Literal["none", "length", "close", "chunked"]  # how a client finds the end of the answer's body
 
 
 class BadTarget(Exception):
-    """The request's target is no path."""
+    """The request's target is not a path (RFC 9112, section 3.2)."""
 
 
-class Serving(Protocol):
-    """What a connection is busy with."""
+class Responder(Protocol):
+    """The object that answers a connection's current request: an ``Exchange``, or one without an ASGI request.
+
+    ``keep_alive``: the connection stays open after the answer. ``is_started``: some of the answer was sent.
+    """
 
     keep_alive: bool
     is_started: bool
 
     @property
     def is_body_complete(self) -> bool: ...
-    def leave(self) -> None:
-        """The client is gone, or the connection is given up."""
+    def disconnected(self) -> None:
+        """The client has disconnected, or the server is closing the connection: no more of the answer is sent."""
 
-    def room(self, is_writable: bool) -> None:
-        """Whether there is room to write has changed."""
+    def writable_changed(self, is_writable: bool) -> None:
+        """The transport's write buffer became full, or has room again."""
 
 
-class Line(Protocol):
-    """The connection, as an exchange sees it."""
+class ExchangeConnection(Protocol):
+    """What an exchange requires of its connection. ``is_writable``: the write buffer has room."""
 
     is_writable: bool
 
     def write(self, data: bytes) -> None: ...
     def abort(self) -> None: ...
-    def exchange_over(self, exchange: Serving) -> None: ...
-    def wants_body(self) -> None:
-        """The body that was read ahead is used up: read on."""
+    def exchange_over(self, exchange: Responder) -> None: ...
+    def resume_reading_body(self) -> None:
+        """The application has received all of the body that was buffered: read more of it from the socket."""
 
-    def hand_over(self, exchange: Serving, successor: Successor, serving: Coroutine[Any, Any, None]) -> None:
-        """The connection is another's from now on."""
+    def upgrade(self, exchange: Responder, upgraded: UpgradedConnection, serving: Coroutine[Any, Any, None]) -> None:
+        """Pass the connection to ``upgraded`` and run ``serving`` as a task."""
 
     async def drained(self) -> None:
-        """Wait until there is room to write, or nobody to write to."""
+        """Wait until the write buffer has room or the connection is closing."""
 
 
 class Exchange:
@@ -73,32 +77,32 @@ class Exchange:
 
     __slots__ = (
         "_chunks",
+        "_connection",
         "_framing",
-        "_given",
         "_head",
-        "_line",
+        "_is_end_delivered",
         "_waiter",
+        "body_error",
         "expects_continue",
-        "has_left",
         "headers",
         "http_version",
         "is_body_complete",
+        "is_disconnected",
         "is_over",
         "is_started",
         "keep_alive",
-        "may_hand_over",
+        "may_upgrade",
         "method",
         "num_buffered",
-        "on_leave",
-        "on_room",
+        "on_disconnect",
+        "on_writable",
         "raw_head",
-        "spoiled",
         "target",
     )
 
     def __init__(
         self,
-        line: Line,
+        connection: ExchangeConnection,
         method: str,
         target: bytes,
         headers: list[tuple[bytes, bytes]],
@@ -106,10 +110,10 @@ class Exchange:
         *,
         keep_alive: bool,
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._chunks: list[bytes] = []
-        self._given = False  # the end of the body was told
-        self._head: bytes | None = None  # of the answer, until its first bytes go out with it
+        self._is_end_delivered = False  # the application has received the end of the body
+        self._head: bytes | None = None  # of the answer; it is sent together with the first bytes of the body
         self._framing: Framing = "none"
         self._waiter: asyncio.Future[None] | None = None
         self.method = method
@@ -118,18 +122,18 @@ class Exchange:
         self.http_version = http_version
         self.keep_alive = keep_alive
         self.expects_continue = False
-        self.may_hand_over = False  # the client offers to go on in another protocol
+        self.may_upgrade = False  # the client offers to continue with WebSocket
         self.is_body_complete = False
-        self.num_buffered = 0
-        self.raw_head = b""  # as it came, where it came alone and in one piece; without the empty line
+        self.num_buffered = 0  # bytes of the body that the application has not received yet
+        self.raw_head = b""  # the head's bytes without its empty line, if one read began with it and had all of it
         self.is_started = False  # some of the answer was sent
-        self.is_over = False  # all of it was
-        self.has_left = False
-        self.spoiled: Callable[[], InferdError] | None = None  # why the body will never be complete
-        self.on_leave: Callable[[], None] | None = None  # the client is gone
-        self.on_room: Callable[[bool], None] | None = None  # whether there is room to write has changed
+        self.is_over = False  # all of the answer was sent
+        self.is_disconnected = False  # no more of the answer can be sent
+        self.body_error: Callable[[], InferdError] | None = None  # makes the error, where the body cannot be read
+        self.on_disconnect: Callable[[], None] | None = None  # called once, if the answer is not complete by then
+        self.on_writable: Callable[[bool], None] | None = None  # called when ``is_writable`` changes
 
-    # -- the connection's side --------------------------------------------------------------
+    # -- called by the connection -----------------------------------------------------------
 
     def put_body(self, data: bytes) -> None:
         self._chunks.append(data)
@@ -140,24 +144,25 @@ class Exchange:
         self.is_body_complete = True
         self._wake()
 
-    def spoil(self, error: Callable[[], InferdError]) -> None:
-        """The rest of the body cannot be read: ``receive`` raises the error, unless the answer needs no body."""
-        self.spoiled = error
+    def fail_body(self, error: Callable[[], InferdError]) -> None:
+        """The rest of the body cannot be read: ``receive`` raises what ``error`` returns, and the connection closes
+        after the answer."""
+        self.body_error = error
         self.keep_alive = False
         self._wake()
 
-    def leave(self) -> None:
-        """The client is gone, or the connection is given up."""
-        if self.has_left:
+    def disconnected(self) -> None:
+        """The client has disconnected, or the server is closing the connection. Idempotent."""
+        if self.is_disconnected:
             return
-        self.has_left = True
+        self.is_disconnected = True
         self._wake()
-        if self.on_leave is not None and not self.is_over:
-            self.on_leave()
+        if self.on_disconnect is not None and not self.is_over:
+            self.on_disconnect()
 
-    def room(self, is_writable: bool) -> None:
-        if self.on_room is not None:
-            self.on_room(is_writable)
+    def writable_changed(self, is_writable: bool) -> None:
+        if self.on_writable is not None:
+            self.on_writable(is_writable)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -167,7 +172,7 @@ class Exchange:
 
     @property
     def length(self) -> int:
-        """Bytes of the body, as its headers tell it; 0: they do not."""
+        """Bytes of the body according to Content-Length; 0 where there is no such header."""
         for name, value in self.headers:
             if name == b"content-length":
                 digits = value.strip()
@@ -176,11 +181,11 @@ class Exchange:
 
     @property
     def path(self) -> str:
-        """Raises BadTarget."""
+        """The decoded path of the request's target. Raises BadTarget."""
         return _split(self.target)[0]
 
     def whole_body(self) -> bytes:
-        """All of a body that is complete; it can still be received."""
+        """All of a complete body. ``receive`` still returns it."""
         assert self.is_body_complete, "the body has not arrived yet"
         chunks = self._chunks
         if len(chunks) == 1:
@@ -190,11 +195,12 @@ class Exchange:
         return body
 
     def take_body(self) -> None:
-        """The body was used: it cannot be received any more."""
-        self._given = True
+        """Drop the body, after it was used: ``receive`` no longer returns it."""
+        self._is_end_delivered = True
         self._chunks = []
 
     def scope(self) -> Scope:
+        """ASGI's connection scope of the request. Raises BadTarget."""
         path, raw_path, query = _split(self.target)
         return {
             "type": "http",
@@ -207,37 +213,38 @@ class Exchange:
             "query_string": query,
             "root_path": "",
             "headers": self.headers,
-            "inferd.offer": Offer(self._hand_over, query.decode("latin-1")) if self.may_hand_over else None,
+            "inferd.offer": UpgradeOffer(self._upgrade, query.decode("latin-1")) if self.may_upgrade else None,
         }
 
-    def _hand_over(self, successor: Successor, serving: Coroutine[Any, Any, None]) -> None:
-        if self.has_left:
+    def _upgrade(self, upgraded: UpgradedConnection, serving: Coroutine[Any, Any, None]) -> None:
+        if self.is_disconnected:
             serving.close()
             raise BrokenPipeError
         self.is_started = self.is_over = True
-        self._line.hand_over(self, successor, serving)
+        self._connection.upgrade(self, upgraded, serving)
 
     async def receive(self) -> Message:
-        """ASGI: the next part of the body; after its end nothing, until the client leaves or all is said.
+        """ASGI: wait for the next part of the body, or, after its end, for the disconnect or the end of the answer.
 
-        Raises the error that ``spoil`` was given.
+        Raises the error of ``fail_body``. Sends ``100 Continue`` first, if the client waits for it (RFC 9110, section
+        10.1.1).
         """
         if self.expects_continue and not self.is_body_complete and not self.is_started:
             self.expects_continue = False
-            self._line.write(_CONTINUE)
+            self._connection.write(_CONTINUE)
         while True:
-            if self._chunks or (self.is_body_complete and not self._given):
+            if self._chunks or (self.is_body_complete and not self._is_end_delivered):
                 data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
                 self._chunks = []
                 self.num_buffered = 0
-                self._given = self.is_body_complete
+                self._is_end_delivered = self.is_body_complete
                 if not self.is_body_complete:
-                    self._line.wants_body()
+                    self._connection.resume_reading_body()
                 return {"type": "http.request", "body": data, "more_body": not self.is_body_complete}
-            if self.has_left or self.is_over:
+            if self.is_disconnected or self.is_over:
                 return {"type": "http.disconnect"}
-            if self.spoiled is not None:
-                raise self.spoiled()
+            if self.body_error is not None:
+                raise self.body_error()
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -247,8 +254,8 @@ class Exchange:
     # -- the answer -------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        """ASGI: a part of the answer; waits while the client takes none."""
-        if self.has_left:
+        """ASGI: send a part of the answer. Waits while the write buffer is full. Does nothing after a disconnect."""
+        if self.is_disconnected:
             return
         if message["type"] == "http.response.start":
             length: int | None = None
@@ -266,21 +273,25 @@ class Exchange:
             self.write(data, last=not more)
         elif not more:
             self.finish()
-        if more and not self._line.is_writable:
-            await self._line.drained()
+        if more and not self._connection.is_writable:
+            await self._connection.drained()
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """A complete answer in one piece."""
+        """Send a complete answer."""
         self.begin(status, headers, len(body))
         self.write(body, last=True)
 
-    def go_on(self) -> None:
-        """The head of a stream was sent, and maybe some of its body."""
+    def continue_chunked(self) -> None:
+        """Continue an answer whose head with ``Transfer-Encoding: chunked`` was sent by another object."""
         self._framing = "chunked"
         self.is_started = True
 
     def begin(self, status: int, headers: Headers | list[tuple[bytes, bytes]], length: int | None) -> None:
-        """The head; it goes out with the first bytes of the body. ``length``: None where it is not known."""
+        """Make the answer's head. It is sent together with the first bytes of the body.
+
+        ``length``: bytes of the body, or None where it is not known yet. The body is then sent in chunks, or, to a
+        client of HTTP/1.0, until the connection closes (RFC 9112, section 6.3).
+        """
         assert self._head is None, "an answer has one head"
         assert not self.is_started, "an answer begins once"
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
@@ -306,8 +317,8 @@ class Exchange:
         self._head = b"".join(lines)
 
     def write(self, data: bytes, *, last: bool = False) -> None:
-        """Some of the body, never nothing; ``last``: and there is no more."""
-        if self.has_left or self.is_over:
+        """Send ``data``, which is not empty, as a part of the body. ``last``: the body ends with it."""
+        if self.is_disconnected or self.is_over:
             return
         framing = self._framing
         if framing == "chunked":
@@ -322,40 +333,40 @@ class Exchange:
             out = head + out
         self.is_started = True
         if out:
-            self._line.write(out)
+            self._connection.write(out)
         if last:
-            self._over()
+            self._finish()
 
     def finish(self) -> None:
-        """There is no more."""
-        if self.has_left or self.is_over:
+        """End the body."""
+        if self.is_disconnected or self.is_over:
             return
         out = b"0\r\n\r\n" if self._framing == "chunked" else b""
         if self._head is not None:
             out, self._head = self._head + out, None
         self.is_started = True
         if out:
-            self._line.write(out)
-        self._over()
+            self._connection.write(out)
+        self._finish()
 
     @property
     def has_begun(self) -> bool:
-        """The answer's head is settled; it may not have been sent yet."""
+        """Whether the answer's head was made, sent or not."""
         return self.is_started or self._head is not None
 
     def cut(self) -> None:
-        """End the connection in the middle of the answer, so that the client sees that it is incomplete."""
-        if not self.has_left:
-            self._line.abort()
+        """Abort the connection within the answer. The client sees that the answer is incomplete."""
+        if not self.is_disconnected:
+            self._connection.abort()
 
-    def _over(self) -> None:
+    def _finish(self) -> None:
         self.is_over = True
         self._wake()
-        self._line.exchange_over(self)
+        self._connection.exchange_over(self)
 
     @property
     def is_writable(self) -> bool:
-        return self._line.is_writable
+        return self._connection.is_writable
 
 
 _targets: dict[bytes, tuple[str, bytes, bytes]] = {}
@@ -363,7 +374,7 @@ _MAX_TARGETS = 256
 
 
 def _split(target: bytes) -> tuple[str, bytes, bytes]:
-    """Decoded path, path and query of a request's target. The usual ones are remembered."""
+    """The decoded path, the path and the query of a request's target. Short targets are cached. Raises BadTarget."""
     known = _targets.get(target)
     if known is not None:
         return known
@@ -388,7 +399,7 @@ _date_at = 0
 
 
 def date_line() -> bytes:
-    """The Date header and the empty line behind the head, made once a second."""
+    """The Date header (RFC 9110, section 6.6.1) and the empty line after the head. Made once a second."""
     global _date_line, _date_at  # noqa: PLW0603
     now = int(clock.wall())
     if now != _date_at:

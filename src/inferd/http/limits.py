@@ -1,11 +1,11 @@
-"""The largest head that a request may have, over HTTP/1.1 and over HTTP/2."""
+"""Limits on the headers of one request. HTTP/1.1 and HTTP/2 share them."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MAX_HEADER_BYTES: Final = 64 * 1024
-"""Of the request line and all headers."""
+"""Bytes of the request line and all header fields together."""
 
 MAX_HEADERS: Final = 512
-"""Of one request. Each costs a call into Python, however short it is."""
+"""Header fields of one request. The parser calls Python once for each field, so short fields cost time as well."""

@@ -1,6 +1,6 @@
-"""The listening socket, and the server behind it: who is connected, and how it ends.
+"""The listening socket and the HTTP server on it: accepting connections, time limits and graceful shutdown.
 
-Knows TCP; nothing of HTTP's framing nor of what is served.
+Knows TCP. Does not know HTTP's framing (``connection.py``) or what the application serves.
 """
 
 from __future__ import annotations
@@ -20,32 +20,36 @@ from inferd.config import ServerConfig
 from inferd.errors import ConfigError, InferdError
 from inferd.events import ClientTurnedAway, Emit, ignore
 from inferd.http.asgi import Receive, Scope, Send
-from inferd.http.connection import NO_ROOM, Connection, Waits
+from inferd.http.connection import TOO_MANY_CONNECTIONS, Connection, Timeouts
 from inferd.http.exchange import Exchange
-from inferd.http.tls import end_writing, secured
-from inferd.http.upgrade import Guest
+from inferd.http.tls import end_writing, listener_options
+from inferd.http.upgrade import ClientConnection
 
 __all__ = ["HttpServer", "bind"]
 
-LOOK_EVERY_S: Final = 1.0
+TIMEOUT_CHECK_S: Final = 1.0
+"""Seconds between two checks of all connections' timeouts, at most."""
+
 BACKLOG: Final = 2048
-# A peer that vanished without a word (power, cable, NAT) is found after 60 + 4 * 15 s.
+"""Connections that the kernel completes and queues before the server accepts them."""
+
+# A peer that disappears without closing (power loss, cable, NAT) is detected after 60 + 4 * 15 s.
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 UNSENT_BYTES: Final = 256 * 1024
-"""What the kernel holds for a client that takes nothing, beside what fits into one more write. Without a bound it is what
-``net.ipv4.tcp_wmem`` allows, 4 MiB for each client."""
+"""Bytes that the kernel buffers for a client that reads nothing, besides one more write. Without this limit it buffers
+what ``net.ipv4.tcp_wmem`` allows: 4 MiB for each client."""
 
-TURNED_AWAY_S: Final = 1.0  # for a client without room to read why
-MAX_TURNED_AWAY: Final = 256  # who get that time; others are cut off at once
-TELL_EVERY_S: Final = 60.0
+REJECTED_S: Final = 1.0  # seconds in which a rejected client can read the reason
+MAX_REJECTED: Final = 256  # rejected connections that get this time; others are closed at once
+REJECTION_LOG_EVERY_S: Final = 60.0  # at most one log line about rejected connections in this time
 
 _log = logging.getLogger("inferd.http")
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket. Raises ConfigError when the address cannot be had."""
+    """A listening socket at ``server.host`` and ``server.port``. Raises ConfigError when the address is not usable."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's delay off only where it is.
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is given explicitly.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,7 +66,7 @@ def bind(config: ServerConfig) -> socket.socket:
             ) from None
         if error.errno == errno.EACCES:
             raise ConfigError(
-                f"Port {config.port} may not be had by this user ({error.strerror}); choose a server.port from 1024 on.",
+                f"This user may not open port {config.port} ({error.strerror}); choose a server.port from 1024 on.",
                 param="server.port",
             ) from None
         raise ConfigError(
@@ -73,9 +77,9 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def reserve(config: ServerConfig) -> socket.socket | None:
-    """A socket that keeps ``grpc_port`` for a listener which is opened later; it does not listen. None: none is wanted.
+    """A socket that is bound to ``server.grpc_port`` but does not listen yet; None where no such port is configured.
 
-    Raises ConfigError when the port cannot be had.
+    It reserves the port for the gRPC server, which starts later. Raises ConfigError when the port is not usable.
     """
     if config.grpc_port is None:
         return None
@@ -87,7 +91,7 @@ def reserve(config: ServerConfig) -> socket.socket | None:
     except OSError as error:
         reserved.close()
         raise ConfigError(
-            f"Port {config.grpc_port} on {config.host} cannot be had ({error.strerror or error}); choose another "
+            f"Port {config.grpc_port} on {config.host} cannot be opened ({error.strerror or error}); choose another "
             "server.grpc_port.",
             param="server.grpc_port",
         ) from None
@@ -95,9 +99,10 @@ def reserve(config: ServerConfig) -> socket.socket | None:
 
 
 def set_options(listener: socket.socket) -> None:
-    """Accepted sockets inherit these: a peer that vanished is found, and one that reads nothing holds little memory.
+    """Set options that every accepted socket inherits: TCP keep-alive, no Nagle delay, and few unsent bytes.
 
-    The bound is on what the kernel has taken and not sent. Its buffer still grows with the distance of a client that reads.
+    Keep-alive detects a peer that disappeared. The limit counts bytes that the kernel has not sent yet. Bytes that are
+    sent and not acknowledged are not limited, so a distant client that reads still gets its full throughput.
     """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -109,23 +114,21 @@ def set_options(listener: socket.socket) -> None:
 
 
 class HttpServer:
-    """An application on a socket. ``serve`` runs until ``stop``; requests in flight get ``grace_s``.
-
-    An application with a method ``refuse`` answers requests that cannot be read to their end. One with a method
-    ``forward`` is offered every request whose body is complete, and may take
-    it over without a task of its own; with a method ``express`` likewise whatever is read between two requests.
-    """
+    """Serves an ASGI application on a listening socket. ``serve`` runs until ``stop``."""
 
     def __init__(
         self,
         app: Callable[[Scope, Receive, Send], Awaitable[None]],
         config: ServerConfig,
         listener: socket.socket | None = None,
-        waits: Waits | None = None,
+        timeouts: Timeouts | None = None,
         emit: Emit = ignore,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Binds at once, so that a port in use is known before anything is loaded."""
+        """Bind the socket at once, so that a port in use is reported before a model is loaded. Raises ConfigError.
+
+        An application may have the methods ``refuse``, ``forward`` and ``express`` of ``connection.Server``.
+        """
         self._listener = listener if listener is not None else bind(config)
         self._tls = tls
         self._stopping = asyncio.Event()
@@ -138,56 +141,60 @@ class HttpServer:
         self.forward = cast("Callable[[Exchange], bool] | None", getattr(app, "forward", None))
         self.express = cast("Callable[[Connection, bytes], bool] | None", getattr(app, "express", None))
         self._emit = emit
-        self._num_turned_away = 0
-        self._told_at = 0.0
-        self.connections: set[Guest] = set()
+        self._num_rejected = 0
+        self._rejection_logged_at = 0.0  # 0: not logged yet
+        self.connections: set[ClientConnection] = set()
         self.is_stopping = False
         self.configure(config)
-        if waits is not None:
-            self.waits = waits
+        if timeouts is not None:
+            self.timeouts = timeouts
 
     def configure(self, config: ServerConfig) -> None:
-        """From now on other limits count."""
-        self.waits = Waits(send_s=config.send_timeout_s)
-        self.max_connections = num_files() // 2
-        if self._listener.family != socket.AF_UNIX:  # the operator comes in when nobody else does
+        """Use the limits of ``config`` from now on."""
+        self.timeouts = Timeouts(send_s=config.send_timeout_s)
+        self.max_connections = max_open_files() // 2
+        if self._listener.family != socket.AF_UNIX:  # the operator can still connect when no client can
             self.max_connections = min(self.max_connections, config.max_connections)
         self._grace_s = config.grace_s
 
     @property
     def port(self) -> int:
-        """The port in use; a free one if the configuration said 0."""
+        """The port of the socket. Where the configuration says 0, the kernel has chosen it."""
         port: int = self._listener.getsockname()[1]
         return port
 
     async def serve(self) -> None:
-        """Accept requests until ``stop``; then wait for those in flight, within the grace period."""
+        """Accept connections until ``stop``. Then wait for requests in progress, for ``grace_s`` seconds at most."""
         loop = asyncio.get_running_loop()
         make: Callable[..., Coroutine[Any, Any, asyncio.Server]] = loop.create_server
         if self._listener.family == socket.AF_UNIX:
             make = loop.create_unix_server
         try:
-            server = await make(lambda: Connection(self), sock=self._listener, backlog=BACKLOG, **secured(self._tls))
-            self._look()
+            server = await make(
+                lambda: Connection(self), sock=self._listener, backlog=BACKLOG, **listener_options(self._tls)
+            )
+            self._check_timeouts()
             await self._stopping.wait()
             server.close()
-            await self._leave()
+            await self._wait_for_connections()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
             self._listener.close()
 
-    async def _leave(self) -> None:
-        """Let what is under way come to its end."""
+    async def _wait_for_connections(self) -> None:
+        """Wait until all connections are closed, the grace period has passed, or ``stop(now=True)``."""
         for connection in tuple(self.connections):
-            connection.shut()
+            connection.shut_down()
         forced = asyncio.ensure_future(self._forced.wait())
-        ended = asyncio.ensure_future(self._ended())
+        all_closed = asyncio.ensure_future(self._all_closed())
         try:
-            await asyncio.wait((forced, ended), timeout=max(1.0, self._grace_s), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (forced, all_closed), timeout=max(1.0, self._grace_s), return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             forced.cancel()
-            ended.cancel()
+            all_closed.cancel()
             for connection in tuple(self.connections):
                 connection.abort()
             for task in tuple(self._tasks):
@@ -195,7 +202,7 @@ class HttpServer:
             if self._tasks:
                 await asyncio.wait(tuple(self._tasks), timeout=1.0)
 
-    async def _ended(self) -> None:
+    async def _all_closed(self) -> None:
         while self.connections:
             self._empty.clear()
             await self._empty.wait()
@@ -204,7 +211,7 @@ class HttpServer:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[HttpServer]:
-        """Serve in the background for the length of the block."""
+        """Run ``serve`` as a task for the duration of the ``async with`` block, then stop it."""
         task = asyncio.create_task(self.serve())
         try:
             yield self
@@ -213,70 +220,76 @@ class HttpServer:
             await task
 
     def stop(self, *, now: bool = False) -> None:
-        """Stop accepting; ``now`` cuts requests in flight as well."""
+        """Stop accepting connections. With ``now``, abort the requests in progress as well."""
         self.is_stopping = True
         self._stopping.set()
         if now:
             self._forced.set()
 
-    # -- the connections' host --------------------------------------------------------------
+    # -- called by connections --------------------------------------------------------------
 
     def spawn(self, serving: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(serving)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def turn_away(self, transport: asyncio.Transport) -> None:
+    def reject_connection(self, transport: asyncio.Transport) -> None:
         self._emit(ClientTurnedAway())
         now = clock.now()
-        if not self._told_at or now - self._told_at > TELL_EVERY_S:
-            self._told_at = now
+        if not self._rejection_logged_at or now - self._rejection_logged_at > REJECTION_LOG_EVERY_S:
+            self._rejection_logged_at = now
             _log.warning("clients are turned away: there are %d connections, and no more may be", len(self.connections))
-        self._num_turned_away += 1
-        transport.set_protocol(_TurnedAway(transport, self._turned_away_gone))
-        if self._num_turned_away > MAX_TURNED_AWAY:
+        self._num_rejected += 1
+        transport.set_protocol(_RejectedConnection(transport, self._rejected_closed))
+        if self._num_rejected > MAX_REJECTED:
             transport.close()
 
-    def _turned_away_gone(self) -> None:
-        self._num_turned_away -= 1
+    def _rejected_closed(self) -> None:
+        self._num_rejected -= 1
 
-    def connection_gone(self, connection: Guest) -> None:
+    def connection_closed(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
 
-    def _look(self) -> None:
-        """One timer for the patience with all clients."""
+    def _check_timeouts(self) -> None:
+        """Check the timeouts of all connections, and schedule the next check: one timer serves all of them."""
         now = clock.now()
         for connection in tuple(self.connections):
-            connection.look(now)
-        every = min(LOOK_EVERY_S, min(self.waits) / 4)
-        self._timer = asyncio.get_running_loop().call_later(every, self._look)
+            connection.check_timeouts(now)
+        every = min(TIMEOUT_CHECK_S, min(self.timeouts) / 4)
+        self._timer = asyncio.get_running_loop().call_later(every, self._check_timeouts)
 
 
 def _refuse(exchange: Exchange, error: InferdError) -> None:
-    """For an application that has no error bodies of its own."""
+    """The answer to a refused request, where the application does not format errors itself."""
     exchange.answer(400, ((b"content-type", b"text/plain; charset=utf-8"),), error.message.encode())
 
 
-class _TurnedAway(asyncio.Protocol):
-    """A client for whom there is no room. What it asks is read and not looked at: an answer from a connection
-    with unread bytes would be lost."""
+class _RejectedConnection(asyncio.Protocol):
+    """A connection beyond ``max_connections``: it is answered with status 503 and closed.
 
-    __slots__ = ("_gone", "_timer")
+    What the client sends is read and discarded. Closing a socket with unread bytes resets the connection (RFC 9112,
+    section 9.6), and the client might lose the answer.
+    """
 
-    def __init__(self, transport: asyncio.Transport, gone: Callable[[], None]) -> None:
-        self._gone = gone
-        self._timer = asyncio.get_running_loop().call_later(TURNED_AWAY_S, transport.abort)
-        transport.write(NO_ROOM)
+    __slots__ = ("_on_closed", "_timer")
+
+    def __init__(self, transport: asyncio.Transport, on_closed: Callable[[], None]) -> None:
+        self._on_closed = on_closed
+        self._timer = asyncio.get_running_loop().call_later(REJECTED_S, transport.abort)
+        transport.write(TOO_MANY_CONNECTIONS)
         end_writing(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        self._gone()
+        self._on_closed()
 
 
-def num_files() -> int:
-    """How many files this process may open. A relayed request needs two; so do workers, and the database."""
+def max_open_files() -> int:
+    """Open files that the operating system allows this process.
+
+    A relayed request needs two: its client's connection and the remote server's. Workers and the database need some.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if limit == resource.RLIM_INFINITY else limit

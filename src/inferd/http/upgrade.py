@@ -1,6 +1,7 @@
-"""A request that offers to go on in another protocol (RFC 9110, section 7.8), and who takes the connection over then.
+"""The HTTP/1.1 Upgrade of a connection to another protocol (RFC 9110, section 7.8).
 
-Knows who has a connection, nothing of the protocols.
+Defines what the server requires of any client connection, and how a connection passes from HTTP/1.1 to the protocol
+that replaces it. Knows no protocol itself; ``websocket.py`` implements one.
 """
 
 from __future__ import annotations
@@ -11,43 +12,53 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol
 
 
-class Guest(asyncio.Protocol, ABC):
-    """Whoever has a client's connection, as the server sees it."""
+class ClientConnection(asyncio.Protocol, ABC):
+    """One connection of a client, in any protocol: what a server needs to time it out and to shut it down."""
 
     __slots__ = ()
 
     @abstractmethod
-    def shut(self) -> None:
-        """The server is leaving: finish what is under way, begin nothing."""
+    def shut_down(self) -> None:
+        """Begin a graceful shutdown: finish the requests in progress and accept no new ones."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Cut the connection; what was written and not sent is lost."""
+        """Close the connection at once. Bytes that were written but not sent are lost."""
 
     @abstractmethod
-    def look(self, now: float) -> None:
-        """About once a second: give up on a client that takes too long."""
+    def check_timeouts(self, now: float) -> None:
+        """Close the connection if its client exceeded a time limit. The server calls this about once a second.
+
+        ``now``: the time of ``inferd.clock``, in seconds.
+        """
 
 
-class Successor(Guest):
-    """Goes on with a connection that HTTP has begun."""
+class UpgradedConnection(ClientConnection):
+    """A client connection that began as HTTP/1.1 and now speaks another protocol."""
 
     __slots__ = ()
 
     @abstractmethod
-    def taken(self, transport: asyncio.Transport, send_s: float, gone: Callable[[], None]) -> None:
-        """The connection is its own from now on. ``send_s``: seconds a client may take nothing; ``gone`` is to be
-        called when the connection is."""
+    def start(self, transport: asyncio.Transport, send_s: float, on_closed: Callable[[], None]) -> None:
+        """Take over ``transport``, and answer the client's request for the upgrade.
+
+        ``send_s``: seconds without progress after which a blocked write is a timeout. ``on_closed`` is to be called
+        once when the connection is closed.
+        """
 
 
-class Take(Protocol):
-    def __call__(self, successor: Successor, serving: Coroutine[Any, Any, None]) -> None:
-        """Give the connection away, in place of an answer; ``serving`` is what the successor is there for. Raises
-        BrokenPipeError when the client has left."""
+class Upgrade(Protocol):
+    """The function that replaces HTTP/1.1 on a connection."""
+
+    def __call__(self, upgraded: UpgradedConnection, serving: Coroutine[Any, Any, None]) -> None:
+        """Pass the connection to ``upgraded`` in place of an answer, and run ``serving`` as a task of the server.
+
+        Raises BrokenPipeError when the client has disconnected.
+        """
 
 
-class Offer(NamedTuple):
-    """To speak WebSocket from now on; ``query`` is the request's."""
+class UpgradeOffer(NamedTuple):
+    """A request's offer to continue with WebSocket. ``query`` is the query of the request's target."""
 
-    take: Take
+    upgrade: Upgrade
     query: str

@@ -1,7 +1,7 @@
-"""A WebSocket (RFC 6455) on a connection that HTTP has begun: messages in, messages out, and when to give up.
+"""A WebSocket (RFC 6455) on an upgraded HTTP/1.1 connection: receiving and sending messages, flow control, time limits.
 
-Framing is ``websockets``' own state machine; here are bytes, time, and how much may wait. Nothing of what messages mean.
-No compression is spoken: samples do not shrink, and what is inflated has no bound.
+The library ``websockets`` does the framing. Does not know what messages mean. Compression (RFC 7692) is not offered:
+samples hardly compress, and the size of a decompressed message has no limit.
 """
 
 from __future__ import annotations
@@ -22,70 +22,74 @@ from websockets.typing import Subprotocol
 from inferd import clock
 from inferd.errors import InvalidRequest
 from inferd.http.asgi import Headers as RawHeaders
-from inferd.http.upgrade import Offer, Successor
+from inferd.http.stall import WriteStall
+from inferd.http.upgrade import UpgradedConnection, UpgradeOffer
 
 SUBPROTOCOL: Final = "inferd"
 MAX_MESSAGE_BYTES: Final = 1 << 20
-MESSAGES_PER_TURN: Final = 64  # that are received before others have their turn
-READ_BYTES: Final = 4 * 1024  # that are looked at in one go
-AHEAD_BYTES: Final = 128 * 1024  # of messages that wait to be looked at; then no more is read
-MESSAGE_BYTES: Final = 64  # what a message costs beside its own bytes
-WRITE_AHEAD_BYTES: Final = 64 * 1024
-PING_EVERY_S: Final = 20.0  # of silence
-PONG_S: Final = 20.0  # until something is heard again
-CLOSE_S: Final = 5.0  # for a client to answer a close
-MAX_REASON_BYTES: Final = 123
+MESSAGES_PER_TURN: Final = 64  # received by one task before other tasks run
+READ_BYTES: Final = 4 * 1024  # parsed in one turn of the event loop
+AHEAD_BYTES: Final = 128 * 1024  # of messages that wait for ``receive``; beyond that no more is read
+MESSAGE_BYTES: Final = 64  # memory of a waiting message besides its own bytes
+WRITE_AHEAD_BYTES: Final = 64 * 1024  # in the transport's write buffer; beyond that writing pauses
+PING_EVERY_S: Final = 20.0  # seconds without received bytes after which a ping is sent
+PONG_S: Final = 20.0  # seconds after a ping within which something has to be received
+CLOSE_S: Final = 5.0  # seconds for a client to answer a close frame
+MAX_REASON_BYTES: Final = 123  # of a close frame (RFC 6455, section 5.5)
 
 _log = logging.getLogger("inferd.http.websocket")
-_log.setLevel(logging.WARNING)  # the state machine tells of every connection that ends
+_log.setLevel(logging.WARNING)  # the library logs every closed connection at a lower level
 
 
-class PeerLeft(Exception):
-    """There is nobody to talk to any more, or nobody who listens."""
+class PeerDisconnected(Exception):
+    """The client has disconnected, or the WebSocket is closing: nothing can be sent or received any more."""
 
 
-class ServerLeaves(Exception):
-    """The server is shutting down: nothing more is read."""
+class ServerShuttingDown(Exception):
+    """The server is shutting down: no more messages are received."""
 
 
-class WebSocket(Successor):
-    """One client. ``receive`` and ``send`` are for one task; ``on_left`` is called when the client is gone, ``on_fault``
-    gives the last message to one who breaks the protocol, by the close's code and reason."""
+class WebSocket(UpgradedConnection):
+    """The WebSocket of one client. One task at a time may call ``receive`` and ``send``.
+
+    ``on_disconnect`` is called once when the client disconnects or closes the WebSocket. ``on_protocol_error`` is
+    called when the client violates the protocol, with the code and reason of the close frame. It returns the text
+    message that is sent before that frame.
+    """
 
     __slots__ = (
         "_close_since",
-        "_gone",
-        "_has_left",
+        "_fragments",
         "_heard_at",
-        "_is_read_paused",
+        "_is_disconnected",
+        "_is_reading_paused",
         "_is_text",
         "_is_writable",
         "_messages",
         "_num_received",
-        "_part",
+        "_on_closed",
         "_pinged_at",
         "_protocol",
         "_response",
         "_send_s",
-        "_stuck_bytes",
-        "_stuck_since",
+        "_stall",
         "_transport",
         "_unread",
         "_waiter",
         "_waiting_bytes",
         "is_stopping",
-        "on_fault",
-        "on_left",
+        "on_disconnect",
+        "on_protocol_error",
     )
 
     _transport: asyncio.Transport
-    _gone: Callable[[], None]
+    _on_closed: Callable[[], None]
 
     def __init__(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Reads the handshake from a request's path and headers. Raises InvalidRequest."""
+        """Read the handshake from a request's path and headers (RFC 6455, section 4.2). Raises InvalidRequest."""
         handshake = _Handshake(logger=_log)
         self._response = handshake.accept(_request(path, headers))
-        handshake.parser.close()  # it refers back, and both would wait for the collector
+        handshake.parser.close()  # the parser refers to its owner; without the cycle both are freed at once
         if self._response.status_code != 101:
             why = " ".join(self._response.body.decode("utf-8", "replace").split())
             raise InvalidRequest(f"The WebSocket handshake is not valid: {why}", code="invalid_handshake")
@@ -94,61 +98,63 @@ class WebSocket(Successor):
         self._messages: deque[str | bytes] = deque()
         self._waiting_bytes = 0
         self._num_received = 0
-        self._part = bytearray()  # of a message in fragments
+        self._fragments = bytearray()  # of a message whose last fragment has not arrived
         self._is_text = False
         self._waiter: asyncio.Future[None] | None = None
         self._is_writable = True
-        self._is_read_paused = False
-        self._has_left = False
+        self._is_reading_paused = False
+        self._is_disconnected = False
         self._heard_at = clock.now()
-        self._pinged_at = 0.0  # 0: nothing is expected
-        self._close_since = 0.0  # 0: no close was sent
-        self._stuck_since = 0.0
-        self._stuck_bytes = 0
+        self._pinged_at = 0.0  # when a ping was sent after which nothing was received; 0: there is none
+        self._close_since = 0.0  # when a close frame was sent; 0: none was
+        self._stall = WriteStall()
         self._send_s = 60.0
         self.is_stopping = False
-        self.on_left: Callable[[], None] | None = None
-        self.on_fault: Callable[[int, str], bytes] | None = None
+        self.on_disconnect: Callable[[], None] | None = None
+        self.on_protocol_error: Callable[[int, str], bytes] | None = None
 
-    def accept(self, offer: Offer, headers: RawHeaders, serving: Coroutine[Any, Any, None]) -> None:
-        """Answer the handshake, with ``headers`` beside its own, and take the connection over.
+    def accept(self, offer: UpgradeOffer, headers: RawHeaders, serving: Coroutine[Any, Any, None]) -> None:
+        """Accept the handshake: send its answer, with ``headers`` in addition, and run ``serving`` as a task.
 
-        Raises BrokenPipeError when the client has left.
+        Raises BrokenPipeError when the client has disconnected.
         """
         for name, value in headers:
             self._response.headers[name.decode("latin-1")] = value.decode("latin-1")
-        offer.take(self, serving)
+        offer.upgrade(self, serving)
 
-    # -- the conversation -------------------------------------------------------------------
+    # -- called by the task -----------------------------------------------------------------
 
     async def receive(self) -> str | bytes:
-        """The next message. Raises PeerLeft, ServerLeaves."""
+        """Wait for the next message. Raises PeerDisconnected, ServerShuttingDown."""
         while True:
             self._check()
             if self._messages:
                 message = self._messages.popleft()
                 self._waiting_bytes -= len(message) + MESSAGE_BYTES
-                self._read_on()
+                self._resume_reading()
                 self._num_received += 1
                 if self._num_received % MESSAGES_PER_TURN == 0:
-                    await asyncio.sleep(0)  # others have their turn
+                    await asyncio.sleep(0)  # other tasks run
                     self._check()
                 return message
-            await self._change()
+            await self._wait_for_change()
 
     async def send(self, text: bytes) -> None:
-        """A text message; waits while the client takes none. Raises PeerLeft."""
+        """Send a text message in UTF-8. Waits while the write buffer is full. Raises PeerDisconnected."""
         if self._is_over:
-            raise PeerLeft
+            raise PeerDisconnected
         self._protocol.send_text(text)
         self._flush()
         while not self._is_writable:
-            await self._change()
+            await self._wait_for_change()
             if self._is_over:
-                raise PeerLeft
+                raise PeerDisconnected
 
     def close(self, code: int, reason: str) -> None:
-        """Say goodbye; the connection ends when the client has answered, or does not. Idempotent."""
+        """Send a close frame with ``code`` (RFC 6455, section 7.4) and ``reason``. Idempotent.
+
+        The connection closes when the client has answered it, or after ``CLOSE_S``.
+        """
         if self._is_over:
             return
         cut = reason.encode("utf-8")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
@@ -157,19 +163,19 @@ class WebSocket(Successor):
         self._messages.clear()
         self._flush()
         self._waiting_bytes = 0
-        self._read_on()  # the client's answer is to be heard
+        self._resume_reading()  # for the client's close frame
 
     @property
     def _is_over(self) -> bool:
-        return self._has_left or self._protocol.state is not State.OPEN
+        return self._is_disconnected or self._protocol.state is not State.OPEN
 
     def _check(self) -> None:
         if self._is_over:
-            raise PeerLeft
+            raise PeerDisconnected
         if self.is_stopping:
-            raise ServerLeaves
+            raise ServerShuttingDown
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -180,12 +186,12 @@ class WebSocket(Successor):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # -- the transport's side ---------------------------------------------------------------
+    # -- called by the transport ------------------------------------------------------------
 
-    def taken(self, transport: asyncio.Transport, send_s: float, gone: Callable[[], None]) -> None:
+    def start(self, transport: asyncio.Transport, send_s: float, on_closed: Callable[[], None]) -> None:
         self._transport = transport
         self._send_s = send_s
-        self._gone = gone
+        self._on_closed = on_closed
         transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
         transport.write(self._response.serialize())
 
@@ -201,91 +207,92 @@ class WebSocket(Successor):
             self._read(data)
 
     def _read_unread(self) -> None:
-        """Bit by bit: in what was read at once there may be thousands of frames, and others have their turn."""
+        """Parse a part of a large read, which may hold thousands of frames, in each turn of the event loop."""
         data = bytes(self._unread[:READ_BYTES])
         del self._unread[:READ_BYTES]
-        if self._has_left:
+        if self._is_disconnected:
             self._unread.clear()
             return
         self._read(data)
         if self._unread:
             asyncio.get_running_loop().call_soon(self._read_unread)
         else:
-            self._read_on()
+            self._resume_reading()
 
     def _read(self, data: bytes) -> None:
         was_open = self._protocol.state is State.OPEN
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Frame) and was_open:
-                self._put(event)
+                self._add_frame(event)
         fault = self._protocol.close_sent
-        if was_open and fault is not None and self._protocol.close_rcvd is None and self.on_fault is not None:
-            self._transport.write(Frame(Opcode.TEXT, self.on_fault(fault.code, fault.reason)).serialize(mask=False))
+        if was_open and fault is not None and self._protocol.close_rcvd is None and self.on_protocol_error is not None:
+            self._transport.write(
+                Frame(Opcode.TEXT, self.on_protocol_error(fault.code, fault.reason)).serialize(mask=False)
+            )
         self._flush()
         self._wake()
         if self._waiting_bytes > AHEAD_BYTES and not self._is_over:
             self._pause_reading()
 
     def eof_received(self) -> None:
-        """The client says no more: the transport closes after this."""
+        """The client has closed its side. asyncio closes the transport after this call."""
         self._protocol.receive_eof()
-        self._leave()
+        self._disconnect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave()
-        gone = self._gone
-        del self._gone  # it knows of this
-        gone()
+        self._disconnect()
+        on_closed = self._on_closed
+        del self._on_closed  # it refers to this object
+        on_closed()
         self._protocol.parser.close()
         self._protocol.parser_exc = None
 
     def pause_writing(self) -> None:
         self._is_writable = False
-        self._stuck_since = clock.now()
-        self._stuck_bytes = self._transport.get_write_buffer_size()
-        self._pause_reading()  # even a ping has an answer
+        self._stall.begin(self._transport)
+        self._pause_reading()  # reading a ping would write a pong
 
     def resume_writing(self) -> None:
         self._is_writable = True
-        self._stuck_since = 0.0
+        self._stall.end()
         self._wake()
-        self._read_on()
+        self._resume_reading()
 
     def _pause_reading(self) -> None:
-        if not self._is_read_paused and not self._transport.is_closing():
-            self._is_read_paused = True
+        if not self._is_reading_paused and not self._transport.is_closing():
+            self._is_reading_paused = True
             self._transport.pause_reading()
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         if (
-            self._is_read_paused
+            self._is_reading_paused
             and self._is_writable
             and not self._unread
             and (self._waiting_bytes <= AHEAD_BYTES // 2 or self._is_over)
         ):
-            self._is_read_paused = False
+            self._is_reading_paused = False
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
-    def _put(self, frame: Frame) -> None:
+    def _add_frame(self, frame: Frame) -> None:
         opcode = frame.opcode
         if opcode in (Opcode.TEXT, Opcode.BINARY):
             self._is_text = opcode is Opcode.TEXT
             if frame.fin:
-                self._complete(bytes(frame.data))
+                self._add_message(bytes(frame.data))
             else:
-                self._part[:] = frame.data
+                self._fragments[:] = frame.data
         elif opcode is Opcode.CONT:
-            self._part += frame.data
+            self._fragments += frame.data
             if frame.fin:
-                whole = bytes(self._part)
-                self._part.clear()
-                self._complete(whole)
+                whole = bytes(self._fragments)
+                self._fragments.clear()
+                self._add_message(whole)
         elif opcode is Opcode.CLOSE:
-            self._left()
+            self._notify_disconnect()
 
-    def _complete(self, data: bytes) -> None:
+    def _add_message(self, data: bytes) -> None:
         message: str | bytes = data
         if self._is_text:
             try:
@@ -302,43 +309,41 @@ class WebSocket(Successor):
                 if not self._transport.is_closing():
                     self._transport.write(data)
                 continue
-            # All was said on both sides. What the client still sends is read, as otherwise the close might be lost.
+            # Both close frames were exchanged. Reading continues: closing a socket with unread bytes resets the
+            # connection, and the client might lose the close frame.
             self._close_since = self._close_since or clock.now()
             if not self._transport.is_closing() and self._transport.can_write_eof():
                 self._transport.write_eof()
-            self._left()
+            self._notify_disconnect()
 
-    def _leave(self) -> None:
-        self._has_left = True
+    def _disconnect(self) -> None:
+        self._is_disconnected = True
         self._messages.clear()
-        self._left()
+        self._notify_disconnect()
 
-    def _left(self) -> None:
+    def _notify_disconnect(self) -> None:
         self._wake()
-        on_left, self.on_left = self.on_left, None
-        if on_left is not None:
-            on_left()
+        on_disconnect, self.on_disconnect = self.on_disconnect, None
+        if on_disconnect is not None:
+            on_disconnect()
 
-    # -- the server's side ------------------------------------------------------------------
+    # -- called by the server ---------------------------------------------------------------
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         self.is_stopping = True
         self._wake()
 
     def abort(self) -> None:
         self._transport.abort()
 
-    def look(self, now: float) -> None:
-        if self._stuck_since:
-            left = self._transport.get_write_buffer_size()
-            if left != self._stuck_bytes:
-                self._stuck_bytes, self._stuck_since = left, now
-            elif now - self._stuck_since > self._send_s:
+    def check_timeouts(self, now: float) -> None:
+        if self._stall.is_active:
+            if self._stall.has_expired(self._transport, now, self._send_s):
                 self.abort()
         elif self._close_since:
             if now - self._close_since > CLOSE_S:
                 self.abort()
-        elif self._is_read_paused or self._is_over:
+        elif self._is_reading_paused or self._is_over:
             return
         elif self._pinged_at:
             if now - self._pinged_at > PONG_S:
@@ -351,12 +356,12 @@ class WebSocket(Successor):
 
 class _Handshake(ServerProtocol):
     def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
-        """A client that offers none needs none."""
+        """inferd's subprotocol where the client offers it, else none."""
         return next((word for word in subprotocols if word == SUBPROTOCOL), None)
 
 
 def _request(path: str, raw: Iterable[tuple[bytes, bytes]]) -> Request:
-    """The handshake; the connection has read that it is one, and its offer is no header any more."""
+    """The handshake as ``websockets`` reads it. The connection has removed the Upgrade header after checking it."""
     headers = Headers([("connection", "Upgrade"), ("upgrade", "websocket")])
     for name, value in raw:
         if name.startswith(b"sec-websocket-"):

@@ -376,14 +376,14 @@ def test_silence_is_probed_and_a_peer_that_vanished_is_given_up(site: Site) -> N
         async with site.connected() as client:
             socket = socket_of(site)
             for _ in range(2):  # a client that lives answers
-                socket.look(clock.now() + 100)
+                socket.check_timeouts(clock.now() + 100)
                 assert socket._pinged_at
                 await site.until(lambda: not socket._pinged_at)
             await client.send(floats(1))
             assert await answers(client, 1) == [1]
             client.transport.pause_reading()  # and now it does not
-            socket.look(clock.now() + 100)
-            socket.look(clock.now() + 200)
+            socket.check_timeouts(clock.now() + 100)
+            socket.check_timeouts(clock.now() + 200)
             await site.until(lambda: not site.gateway.connections)
             client.transport.resume_reading()
 
@@ -440,7 +440,7 @@ def test_a_client_that_does_not_read_is_not_read_from_and_delays_no_other(site: 
             assert sent < 32 << 20
             await other.send(floats(1, 2))
             assert await answers(other, 2) == [1, 3]
-            stuck = [one for one in site.gateway.connections if isinstance(one, WebSocket) and one._is_read_paused]
+            stuck = [one for one in site.gateway.connections if isinstance(one, WebSocket) and one._is_reading_paused]
             assert len(stuck) == 1
             assert stuck[0]._waiting_bytes < 4 << 20
             slow.transport.abort()

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from inferd.http.cost import TurnQueue
 from inferd.http.http2 import frames as f
 from inferd.http.http2.connection import Connection
 from inferd.http.http2.hpack import Header, literal
 from inferd.http.http2.request import Request, read_request
 from inferd.http.http2.stream import Stream, StreamConnection
-from inferd.http.upgrade import Guest
-from inferd.http.work import Turns
+from inferd.http.upgrade import ClientConnection
 
 HEAD = b"\x88"
 PREFACE = f.PREFACE + f.settings(())
@@ -78,19 +78,19 @@ class Echo(Stream):
         self.has_left = False
         self.was_stuck = False
 
-    def data(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
+    def data_received(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
         self.content += data[start:stop]
         if is_end:
             self.host.seen.append((self.id, self.request, self.content))
             if self.host.answers:
-                self.say(HEAD, b"", self.host.answer or self.content, b"")
+                self.send_answer(HEAD, b"", self.host.answer or self.content, b"")
 
-    def leave(self) -> None:
+    def peer_cancelled(self) -> None:
         self.has_left = True
         self.host.left.append(self.id)
 
     def drained(self) -> None: ...
-    def stuck(self) -> None:
+    def send_timed_out(self) -> None:
         self.was_stuck = True
         self.reset()
 
@@ -101,7 +101,7 @@ class Host:
     send_s = 60.0
 
     def __init__(self) -> None:
-        self.connections: set[Guest] = set()
+        self.connections: set[ClientConnection] = set()
         self.seen: list[tuple[int, Request, bytes]] = []
         self.left: list[int] = []
         self.streams: list[Echo] = []
@@ -109,9 +109,9 @@ class Host:
         self.answers = True
         self.is_full = False
         self._turn: list[Callable[[], None]] = []
-        self.turns = Turns(self.soon)
+        self.turn_queue = TurnQueue(self.call_soon)
 
-    def soon(self, call: Callable[[], None], /) -> None:
+    def call_soon(self, call: Callable[[], None], /) -> None:
         self._turn.append(call)
 
     def end_turn(self) -> None:
@@ -121,19 +121,19 @@ class Host:
             for call in turn:
                 call()
 
-    def has_room(self) -> bool:
+    def accepts_connection(self) -> bool:
         return not self.is_full
 
     def read_head(self, headers: Sequence[Header] | None) -> object | None:
         return read_request(headers) if headers is not None else None
 
-    def open(self, connection: StreamConnection, number: int, head: object) -> Stream:
+    def open_stream(self, connection: StreamConnection, number: int, head: object) -> Stream:
         assert isinstance(head, Request)
         stream = Echo(connection, number, self, head)
         self.streams.append(stream)
         return stream
 
-    def connection_gone(self, connection: Guest) -> None:
+    def connection_closed(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
 
 

@@ -9,12 +9,12 @@ import pytest
 from tests.http.http2.h2_site import PREFACE, Peer, asking, block, data, in_loop
 
 from inferd import clock
-from inferd.http import work
+from inferd.http import cost
+from inferd.http.cost import TurnQueue
 from inferd.http.http2 import connection as limits
 from inferd.http.http2 import frames as f
 from inferd.http.http2.hpack import literal
 from inferd.http.http2.stream import Stream
-from inferd.http.work import Turns
 
 
 def ping(number: int) -> bytes:
@@ -122,7 +122,7 @@ def test_a_turn_of_the_loop_does_no_more_than_a_turns_work(name: str) -> None:
             one.send(PREFACE)
         peer.connection.data_received(read_of(piece, 0)[0])
         assert peer.wire.is_paused
-        assert not peer.connection.work, "it was entered"
+        assert not peer.connection.cost, "it was entered"
         other.connection.data_received(asking(1, is_end=True))
         assert other.host.seen[-1][0] == 1
         other.host.end_turn()
@@ -135,7 +135,7 @@ def test_connections_that_have_more_to_do_take_turns() -> None:
     """One slice of one of them in each turn of the loop, so that the loop hears everybody else in between."""
     done: list[str] = []
     turn: list[Callable[[], None]] = []
-    turns = Turns(turn.append)
+    turn_queue = TurnQueue(turn.append)
 
     def worker(name: str, slices: int) -> Callable[[], None]:
         left = slices
@@ -145,12 +145,12 @@ def test_connections_that_have_more_to_do_take_turns() -> None:
             left -= 1
             done.append(name)
             if left:
-                turns.wait(go_on)
+                turn_queue.add(go_on)
 
         return go_on
 
     for name, slices in (("a", 3), ("b", 1), ("c", 2)):
-        turns.wait(worker(name, slices))
+        turn_queue.add(worker(name, slices))
     while turn:
         (call,) = turn
         turn.clear()
@@ -177,7 +177,7 @@ def test_useful_requests_pay_for_what_they_cost(monkeypatch: pytest.MonkeyPatch)
 
 def test_large_requests_pay_for_their_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now", lambda: 100.0)
-    monkeypatch.setattr(work, "BURST", 20_000)  # a hundredth, for a hundredth of the bytes
+    monkeypatch.setattr(cost, "BURST", 20_000)  # a hundredth, for a hundredth of the bytes
 
     def check() -> None:
         peer = Peer()
@@ -298,7 +298,7 @@ def test_the_rest_of_a_long_read_is_looked_at_when_a_slow_reader_took_its_answer
     peer = Peer()
     peer.send(PREFACE)
     unknown = f.frame(77, 0, 0)
-    peer.connection.data_received(unknown * (work.TURN // work.FRAME + 1) + asking(1, is_end=True))
+    peer.connection.data_received(unknown * (cost.MAX_PER_TURN // cost.FRAME + 1) + asking(1, is_end=True))
     peer.connection.pause_writing()
     peer.host.end_turn()
     assert not peer.host.seen, "the rest waits"
@@ -317,11 +317,11 @@ class Clock:
         self.now = 1000.0
         monkeypatch.setattr(clock, "now", lambda: self.now)
 
-    def look(self, peer: Peer, seconds: float) -> None:
+    def check_timeouts(self, peer: Peer, seconds: float) -> None:
         """As the server's timer does, once a second."""
         for _ in range(int(seconds)):
             self.now += 1.0
-            peer.connection.look(self.now)
+            peer.connection.check_timeouts(self.now)
 
 
 def test_a_stream_without_window_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,9 +329,9 @@ def test_a_stream_without_window_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     peer.send(f.PREFACE + f.settings(((f.INITIAL_WINDOW_SIZE, 0),)), asking(1, is_end=True))
     peer.host.answer = b"answer"
     peer.send(asking(3, is_end=True))
-    time.look(peer, 59)
+    time.check_timeouts(peer, 59)
     assert not peer.host.streams[1].was_stuck
-    time.look(peer, 3)
+    time.check_timeouts(peer, 3)
     assert peer.host.streams[1].was_stuck
     assert (f.RST_STREAM, f.CANCEL.to_bytes(4, "big")) in peer.of(3)
     assert 3 not in peer.connection.streams
@@ -342,7 +342,7 @@ def test_a_window_that_opens_by_a_byte_at_a_time_is_given_up_as_well(monkeypatch
     peer.host.answer = bytes(1000)
     peer.send(f.PREFACE + f.settings(((f.INITIAL_WINDOW_SIZE, 0),)), asking(1, is_end=True))
     for _ in range(7):
-        time.look(peer, 10)
+        time.check_timeouts(peer, 10)
         peer.send(f.window_update(1, 1))
     assert peer.host.streams[0].was_stuck
 
@@ -351,11 +351,11 @@ def test_a_handshake_that_does_not_come_is_not_waited_for(monkeypatch: pytest.Mo
     for said in (b"", f.PREFACE[:10], f.PREFACE):
         time, peer = Clock(monkeypatch), Peer()
         for byte in said:
-            time.look(peer, 0)
+            time.check_timeouts(peer, 0)
             peer.send(bytes((byte,)))
-        time.look(peer, 9)
+        time.check_timeouts(peer, 9)
         assert not peer.wire.is_closed
-        time.look(peer, 2)
+        time.check_timeouts(peer, 2)
         assert peer.wire.is_closed
 
 
@@ -363,7 +363,7 @@ def test_headers_that_do_not_go_on_are_not_waited_for(monkeypatch: pytest.Monkey
     async def main() -> None:
         time, peer = Clock(monkeypatch), Peer()
         peer.send(PREFACE, f.frame(f.HEADERS, 0, 1, block()))
-        time.look(peer, 31)
+        time.check_timeouts(peer, 31)
         assert peer.goodbye() == (f.ENHANCE_YOUR_CALM, b"headers that do not end")
 
     asyncio.run(main())
@@ -372,13 +372,13 @@ def test_headers_that_do_not_go_on_are_not_waited_for(monkeypatch: pytest.Monkey
 def test_a_peer_that_vanished_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     time, peer = Clock(monkeypatch), Peer()
     peer.send(PREFACE)
-    time.look(peer, 62)
+    time.check_timeouts(peer, 62)
     assert [content for kind, flags, _, content in peer.frames() if (kind, flags) == (f.PING, 0)] == [b"inferd.."]
-    time.look(peer, 10)
+    time.check_timeouts(peer, 10)
     peer.send(f.frame(f.PING, f.ACK, 0, b"inferd.."))
-    time.look(peer, 62)
+    time.check_timeouts(peer, 62)
     assert not peer.wire.is_closed
-    time.look(peer, 22)
+    time.check_timeouts(peer, 22)
     assert peer.wire.is_closed
 
 

@@ -215,7 +215,7 @@ def test_no_window_is_overrun_and_no_byte_is_lost(
                 spent[0] += len(content)
         assert told == expected
         assert all(spent[number] <= windows[number] for number in windows)
-        assert not peer.connection.line
+        assert not peer.connection.send_queue
         assert not peer.connection.streams
 
     in_loop(check)
@@ -408,7 +408,7 @@ def test_a_server_that_leaves_takes_what_was_under_way() -> None:
         peer = Peer()
         peer.host.answers = False
         peer.send(PREFACE, asking(1, is_end=True))
-        peer.connection.shut()
+        peer.connection.shut_down()
         told = [content for kind, _, _, content in peer.frames() if kind == f.GOAWAY]
         assert [int.from_bytes(content[:4], "big") for content in told] == [f.MAX_WINDOW]
         peer.send(asking(3, is_end=True))  # it had not heard of that yet
@@ -418,7 +418,7 @@ def test_a_server_that_leaves_takes_what_was_under_way() -> None:
         peer.send(asking(5, is_end=True))
         assert [number for number, _, _ in peer.host.seen] == [1, 3]
         for stream in peer.host.streams:
-            stream.say(b"\x88", b"", b"late", b"")
+            stream.send_answer(b"\x88", b"", b"late", b"")
         assert [content for kind, content in peer.of(3) if kind == f.DATA] == [b"late"]
         assert not peer.connection.streams
 
@@ -441,7 +441,7 @@ def test_what_is_raised_while_frames_are_taken_ends_the_connection_and_its_strea
     def check() -> None:
         peer = Peer()
         peer.send(PREFACE, asking(1))
-        monkeypatch.setattr(peer.host, "open", broken)
+        monkeypatch.setattr(peer.host, "open_stream", broken)
         peer.send(asking(3))
         assert peer.host.left == [1]
         assert peer.is_sent_away

@@ -20,7 +20,7 @@ from inferd.gateway.grpc.rpc import EXPIRED, Method, Rpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status, details_of, status_of
 from inferd.gateway.grpc.wire import trailers_block
 from inferd.http.asgi import Headers, Message
-from inferd.http.work import FIELD, REFUSAL, REFUSED, TASK
+from inferd.http.cost import PROTOBUF_FIELD, REFUSAL, REFUSAL_CREDIT, TASK
 from inferd.tenancy.principal import Scope
 
 SERVICE: Final = "inference.GRPCInferenceService"
@@ -188,7 +188,7 @@ class Calls:
     def credit_refusal(self, rpc: Rpc) -> None:
         """A call that was let in is answered with an error. Quotas, a full queue or a model that is not there are no
         reason to end a connection, on which other calls are under way."""
-        rpc.connection.earned += REFUSED
+        rpc.connection.cost_credit += REFUSAL_CREDIT
 
     def refuse(self, call: Call, rpc: Rpc, failure: InferdError) -> None:
         """A call is over before anything was done for it."""
@@ -215,7 +215,7 @@ class UnaryEndpoint:
         self._endpoint = endpoint
 
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
-        rpc.connection.charge(len(body) * FIELD)
+        rpc.connection.charge(len(body) * PROTOBUF_FIELD)
 
         async def answer(call: Call) -> bytes:
             return await self._endpoint(self.calls.context, call, body, time_left(rpc))

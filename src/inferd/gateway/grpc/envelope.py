@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from inferd.errors import InvalidRequest
-from inferd.http.work import FIELD
+from inferd.http.cost import PROTOBUF_FIELD
 from inferd.predict.codecs.v2_parameters import Value, parameter
 from inferd.protowire import LENGTH, Field, fields, text
 
@@ -23,8 +23,8 @@ class Envelope(NamedTuple):
 MAX_FIELDS: Final = 2048  # of a message: a thousand tensors and their bytes
 MAX_PARAMETERS: Final = 256
 
-_PARAMETER_COST: Final = 40 * FIELD
-_WORST_COST: Final = MAX_FIELDS * FIELD + MAX_PARAMETERS * _PARAMETER_COST
+_PARAMETER_COST: Final = 40 * PROTOBUF_FIELD
+_WORST_COST: Final = MAX_FIELDS * PROTOBUF_FIELD + MAX_PARAMETERS * _PARAMETER_COST
 
 MAX_KNOWN: Final = 256
 _MAX_KNOWN_BYTES: Final = 1024  # of what is before a message's last field
@@ -40,7 +40,7 @@ class Envelopes:
     __slots__ = ("_known", "cost")
 
     def __init__(self) -> None:
-        self.cost = 0  # of the last reading, refused or not, in units of ``http.work``
+        self.cost = 0  # of the last reading, refused or not, in units of ``http.cost``
         self._known: dict[int, tuple[bytes, Envelope]] = {}  # by the message's length
 
     def read(self, body: bytes) -> Envelope:
@@ -49,10 +49,10 @@ class Envelopes:
         if known is not None and body.startswith(known[0]):
             self.cost = 0
             return known[1]
-        self.cost = min(len(body) * FIELD, _WORST_COST)
+        self.cost = min(len(body) * PROTOBUF_FIELD, _WORST_COST)
         found = fields(body, 0, len(body), MAX_FIELDS)
         envelope, num_parameters = _read(body, found)
-        self.cost = len(found) * FIELD + num_parameters * _PARAMETER_COST
+        self.cost = len(found) * PROTOBUF_FIELD + num_parameters * _PARAMETER_COST
         last, wire, start, end = found[-1] if found else (0, 0, 0, 0)
         if last > 4 and wire == LENGTH and end == len(body) and start <= _MAX_KNOWN_BYTES:
             if len(self._known) >= MAX_KNOWN:

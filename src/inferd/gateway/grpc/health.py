@@ -10,7 +10,7 @@ from inferd.errors import InferdError
 from inferd.gateway.grpc.calls import SERVICE, Calls
 from inferd.gateway.grpc.rpc import RpcClosed, StreamRpc, UnaryRpc
 from inferd.gateway.grpc.statuses import Status
-from inferd.http.work import FIELD
+from inferd.http.cost import PROTOBUF_FIELD
 from inferd.protowire import LENGTH, fields, text
 
 SERVICE_NAME: Final = "grpc.health.v1.Health"
@@ -65,7 +65,7 @@ class Check:
         self._health = health
 
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
-        rpc.connection.charge(len(body) * FIELD)
+        rpc.connection.charge(len(body) * PROTOBUF_FIELD)
         name = service_in(body)
         if name is None:
             rpc.fail(Status.INVALID_ARGUMENT, "The request is no HealthCheckRequest; send one.")

@@ -18,10 +18,10 @@ from inferd.gateway.compression import OFF_LOOP_BYTES, decompressed
 from inferd.gateway.errors import BodyTooLarge
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.wire import HEAD, OK, PREFIX_BYTES, Head, Refusal, only_head, status_block, trailers_block
+from inferd.http.cost import DECOMPRESSED_BYTE, FRAME, PROTOBUF_FIELD
 from inferd.http.http2.frames import FIRST_WINDOW
 from inferd.http.http2.hpack import Header
 from inferd.http.http2.stream import SLOWEST, Stream, StreamConnection
-from inferd.http.work import FIELD, FRAME, OPENED_BYTE
 from inferd.tenancy.principal import LOCAL, Principal, Scope
 
 TURN_BYTES: Final = 8192  # of messages that are read before others have their turn
@@ -149,15 +149,15 @@ class Rpc(Stream):
                 if len(buffer) < self._need:
                     break
             message = bytes(memoryview(buffer)[PREFIX_BYTES : self._need])
-            self.connection.work += FRAME + min(len(message), _READ_BYTES) * FIELD
+            self.connection.cost += FRAME + min(len(message), _READ_BYTES) * PROTOBUF_FIELD
             is_compressed = buffer[0] == 1
             if is_compressed:
-                self.connection.work += min(len(message), OFF_LOOP_BYTES) * OPENED_BYTE
+                self.connection.cost += min(len(message), OFF_LOOP_BYTES) * DECOMPRESSED_BYTE
             del buffer[: self._need]
             self._need = PREFIX_BYTES
             self._begun_at = clock.now()
-            if self.keeps or self.wanted:
-                self.connection.grants.kept_no_more(self)
+            if self.reserved_bytes or self.wanted_bytes:
+                self.connection.receive_budget.release(self)
             self._message(message, is_compressed)
             if self.is_ended:
                 return
@@ -193,20 +193,20 @@ class Rpc(Stream):
     def _open_window(self) -> None:
         """Let as much come as is worth keeping."""
         unread, buffer = self._unread(), self._buffer
-        if self.wanted or self.heard_all or self.is_ended or unread >= FIRST_WINDOW:
+        if self.wanted_bytes or self.is_request_complete or self.is_ended or unread >= FIRST_WINDOW:
             return
         partial = len(buffer) if buffer is not None else 0
         missing = self._need - partial
         if missing > self.receivable:
-            self.expect(missing - self.receivable)
+            self.request_window(missing - self.receivable)
             return
         more = FIRST_WINDOW - unread - partial - self.receivable
         if more >= FIRST_WINDOW // 2:
-            self.granted(more)
+            self.grant_window(more)
 
-    def granted(self, size: int) -> None:
+    def grant_window(self, size: int) -> None:
         self._begun_at = clock.now()  # the time in line does not count
-        super().granted(size)
+        super().grant_window(size)
 
     async def decompressed(self, message: bytes) -> bytes | None:
         """A compressed message; None: it could not be opened, and the call has failed."""
@@ -241,7 +241,7 @@ class Rpc(Stream):
         if self.is_ended:
             return
         self._mark_ended()
-        self.say(HEAD, b"\0" + len(answer).to_bytes(4, "big"), answer, OK + trailers)
+        self.send_answer(HEAD, b"\0" + len(answer).to_bytes(4, "big"), answer, OK + trailers)
 
     def fail(self, status: Status, details: str, trailers: Iterable[Header] = (), http: bytes = b"200") -> None:
         """Any other end, with what was said before it."""
@@ -250,9 +250,9 @@ class Rpc(Stream):
         self._mark_ended()
         block = status_block(status, details, trailers)
         if self._has_begun:
-            self.end(block)
+            self.send_trailers(block)
         else:
-            self.say_only(only_head(http) + block)
+            self.send_headers_only(only_head(http) + block)
 
     def _mark_ended(self) -> None:
         self.is_ended = True
@@ -263,21 +263,21 @@ class Rpc(Stream):
 
     def _expire(self) -> None:
         """Thousands of deadlines may pass at the same moment: each call ends in a turn of its own."""
-        self.connection.in_turn(self._end_expired)
+        self.connection.call_in_turn(self._end_expired)
 
     def _end_expired(self) -> None:
         if self.is_ended:
             return
         owner = self.owner
         self.has_expired = True
-        self.drop()
+        self.discard_pending()
         self.fail(Status.DEADLINE_EXCEEDED, EXPIRED)
         if owner is not None:
             owner.cancel()
 
     # -- the connection's side --------------------------------------------------------------
 
-    def leave(self) -> None:
+    def peer_cancelled(self) -> None:
         owner = self.owner
         self._mark_ended()
         if owner is not None:
@@ -285,9 +285,9 @@ class Rpc(Stream):
 
     def drained(self) -> None: ...
 
-    def look(self, now: float, patience_s: float) -> None:
-        super().look(now, patience_s)
-        if self.heard_all or self.is_ended or self.wanted or not self._waits_for_message():
+    def check_timeouts(self, now: float, timeout_s: float) -> None:
+        super().check_timeouts(now, timeout_s)
+        if self.is_request_complete or self.is_ended or self.wanted_bytes or not self._waits_for_message():
             return
         if now - self._begun_at > self._limits.message_s + self._received / SLOWEST:
             owner = self.owner
@@ -313,7 +313,7 @@ class UnaryRpc(Rpc):
         self._method = method
         self._received_message: tuple[bytes, bool] | None = None
 
-    def data(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
+    def data_received(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
         begin = start + PREFIX_BYTES
         if (
             is_end
@@ -347,7 +347,7 @@ class UnaryRpc(Rpc):
     def _waits_for_message(self) -> bool:
         return True
 
-    def stuck(self) -> None:
+    def send_timed_out(self) -> None:
         self.reset()
 
 
@@ -366,7 +366,7 @@ class StreamRpc(Rpc):
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
 
-    def data(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
+    def data_received(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
         self._gather(data, start, stop, is_end)
 
     def _message(self, message: bytes, is_compressed: bool) -> None:
@@ -395,7 +395,7 @@ class StreamRpc(Rpc):
         while not self._messages:
             if self.is_ended:
                 raise RpcClosed
-            if self.heard_all:
+            if self.is_request_complete:
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -421,8 +421,8 @@ class StreamRpc(Rpc):
             raise RpcClosed
         if not self._has_begun:
             self._has_begun = True
-            self.begin(HEAD)
-        self.put(b"\0" + len(message).to_bytes(4, "big") + message)
+            self.send_headers(HEAD)
+        self.send_data(b"\0" + len(message).to_bytes(4, "big") + message)
         while (self.is_blocked or not self.connection.is_writable) and not self.is_ended:
             if self._writer is None:
                 self._writer = asyncio.get_running_loop().create_future()
@@ -436,10 +436,10 @@ class StreamRpc(Rpc):
             return
         self._mark_ended()
         if self._has_begun:
-            self.end(OK + trailers_block(trailers))
+            self.send_trailers(OK + trailers_block(trailers))
         else:
             self._has_begun = True
-            self.say_only(HEAD + OK + trailers_block(trailers))
+            self.send_headers_only(HEAD + OK + trailers_block(trailers))
 
     def drained(self) -> None:
         if self._writer is not None:
@@ -447,16 +447,16 @@ class StreamRpc(Rpc):
                 self._writer.set_result(None)
             self._writer = None
 
-    def leave(self) -> None:
-        super().leave()
+    def peer_cancelled(self) -> None:
+        super().peer_cancelled()
         self._messages.clear()
         self._wake_reader()
         self.drained()
 
-    def stuck(self) -> None:
+    def send_timed_out(self) -> None:
         """The client takes nothing: whoever serves it need not go on."""
         owner = self.owner
-        self.drop()
+        self.discard_pending()
         self.fail(Status.ABORTED, "No answer was taken for server.send_timeout_s; read answers as they come.")
         self._wake_reader()
         self.drained()

@@ -28,15 +28,15 @@ from inferd.gateway.grpc.streams import METHOD as STREAM_INFER
 from inferd.gateway.grpc.streams import Streams
 from inferd.gateway.grpc.wire import Head, Refusal, path_of, refusal_of, shown
 from inferd.gateway.server import Gateway
+from inferd.http.cost import TurnQueue
 from inferd.http.http2.connection import Connection
 from inferd.http.http2.hpack import Header
 from inferd.http.http2.request import read_request
 from inferd.http.http2.stream import Stream, StreamConnection
 from inferd.http.limits import MAX_HEADER_BYTES, MAX_HEADERS
-from inferd.http.listener import BACKLOG, LOOK_EVERY_S, num_files, set_options
-from inferd.http.tls import secured
-from inferd.http.upgrade import Guest
-from inferd.http.work import Turns
+from inferd.http.listener import BACKLOG, TIMEOUT_CHECK_S, max_open_files, set_options
+from inferd.http.tls import listener_options
+from inferd.http.upgrade import ClientConnection
 
 LAST_CALLS_S: Final = 2.0  # for calls that were cut to close their books
 _TOO_LARGE: Final = Refusal(
@@ -84,8 +84,8 @@ class GrpcServer:
         }
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.connections: set[Guest] = set()
-        self.turns = Turns(self.soon)
+        self.connections: set[ClientConnection] = set()
+        self.turn_queue = TurnQueue(self.call_soon)
         self.port: int = reserved.getsockname()[1]
 
     @property
@@ -102,7 +102,7 @@ class GrpcServer:
         try:
             self._reserved.setblocking(False)
             self._server = await self._loop.create_server(
-                lambda: Connection(self), sock=self._reserved, backlog=BACKLOG, **secured(self._tls)
+                lambda: Connection(self), sock=self._reserved, backlog=BACKLOG, **listener_options(self._tls)
             )
         except OSError as error:
             raise ConfigError(
@@ -119,7 +119,7 @@ class GrpcServer:
             await self._stopping.wait()
             server.close()
             for connection in tuple(self.connections):
-                connection.shut()
+                connection.shut_down()
             self._health.notify_changes()
             self._streams.stop()
             await self._leave()
@@ -161,16 +161,16 @@ class GrpcServer:
     def send_s(self) -> float:
         return self._gateway.context.config.server.send_timeout_s
 
-    def soon(self, call: Callable[[], None], /) -> object:
+    def call_soon(self, call: Callable[[], None], /) -> object:
         return self._loop.call_soon(call)
 
-    def has_room(self) -> bool:
-        if len(self.connections) < min(self._gateway.context.config.server.max_connections, num_files() // 2):
+    def accepts_connection(self) -> bool:
+        if len(self.connections) < min(self._gateway.context.config.server.max_connections, max_open_files() // 2):
             return True
         self._gateway.context.emit(ClientTurnedAway())
         return False
 
-    def connection_gone(self, connection: Guest) -> None:
+    def connection_closed(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
@@ -187,7 +187,7 @@ class GrpcServer:
             head.refusal = Refusal(Status.UNIMPLEMENTED, f"There is no method {shown(request.path)} here.")
         return _Target(head, unary, streaming)
 
-    def open(self, connection: StreamConnection, number: int, head: object) -> Stream:
+    def open_stream(self, connection: StreamConnection, number: int, head: object) -> Stream:
         assert isinstance(head, _Target), "it was made by read_head"
         head, unary, streaming = head
         if head.refusal is not None:
@@ -219,6 +219,6 @@ class GrpcServer:
         self._health.notify_changes()
         now = clock.now()
         for connection in tuple(self.connections):
-            connection.look(now)
-        every = min(LOOK_EVERY_S, self.message_s / 4, self.send_s / 4)
+            connection.check_timeouts(now)
+        every = min(TIMEOUT_CHECK_S, self.message_s / 4, self.send_s / 4)
         self._timer = self._loop.call_later(every, self._look)

@@ -135,7 +135,7 @@ class DirectExchange(ABC):
 
     body: bytes
     client: Connection
-    has_left: bool
+    is_disconnected: bool
     is_started: bool
     keep_alive: bool
     cached_head: CachedHead
@@ -147,9 +147,9 @@ class DirectExchange(ABC):
     unique: str
 
     @abstractmethod
-    def leave(self) -> None: ...
+    def disconnected(self) -> None: ...
     @abstractmethod
-    def room(self, is_writable: bool) -> None: ...
+    def writable_changed(self, is_writable: bool) -> None: ...
 
     def begin(
         self,
@@ -168,7 +168,7 @@ class DirectExchange(ABC):
         self.started_at = now
         self.unique = fresh_id()
         self.permit = None
-        self.has_left = self.is_started = False
+        self.is_disconnected = self.is_started = False
         self.keep_alive = True
         self.response_bytes = 0
 
@@ -226,13 +226,13 @@ class DirectExchange(ABC):
         if self.is_started:
             call.status = 200
             call.response_bytes = self.response_bytes
-            exchange.go_on()
+            exchange.continue_chunked()
             writer.mark_begun()
-        exchange.on_leave = writer.client_left
-        exchange.on_room = writer.set_writable
+        exchange.on_disconnect = writer.client_left
+        exchange.on_writable = writer.set_writable
         stream.attach(writer)
-        if self.has_left:
-            exchange.leave()
+        if self.is_disconnected:
+            exchange.disconnected()
         elif not self.client.is_writable:
             stream.pause()
 
@@ -241,7 +241,7 @@ class DirectExchange(ABC):
         exchange = Exchange(client, "POST", cached_head.target, cached_head.headers, "1.1", keep_alive=self.keep_alive)
         exchange.end_body()
         exchange.take_body()
-        if not self.has_left:
+        if not self.is_disconnected:
             client.serve(exchange)
         call = Call(exchange.scope(), exchange.receive, exchange.send, self.started_at)
         call.unique = call.request_id = self.unique

@@ -90,8 +90,8 @@ class InferExchange(DirectPrediction, DirectExchange):
         "body",
         "cached_head",
         "client",
-        "has_left",
         "head_cache",
+        "is_disconnected",
         "is_started",
         "keep_alive",
         "permit",
@@ -117,12 +117,12 @@ class InferExchange(DirectPrediction, DirectExchange):
 
     # -- the connection's side --------------------------------------------------------------
 
-    def leave(self) -> None:
+    def disconnected(self) -> None:
         """The client is gone: the general path sees to what that means."""
-        self.has_left = True
+        self.is_disconnected = True
         self.convert()
 
-    def room(self, is_writable: bool) -> None:
+    def writable_changed(self, is_writable: bool) -> None:
         """An answer of one piece waits for no room."""
 
     # -- the answer -------------------------------------------------------------------------

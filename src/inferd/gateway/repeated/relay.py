@@ -97,9 +97,9 @@ class RelayExchange(DirectRelay, DirectExchange):
         "cached_head",
         "client",
         "drops_usage",
-        "has_left",
         "head_cache",
         "id",
+        "is_disconnected",
         "is_started",
         "is_stream",
         "keep_alive",
@@ -154,12 +154,12 @@ class RelayExchange(DirectRelay, DirectExchange):
 
     # -- the connection's side --------------------------------------------------------------
 
-    def leave(self) -> None:
+    def disconnected(self) -> None:
         """The client is gone: the general path sees to what that means."""
-        self.has_left = True
+        self.is_disconnected = True
         self.convert()
 
-    def room(self, is_writable: bool) -> None:
+    def writable_changed(self, is_writable: bool) -> None:
         if is_writable:
             self.resume()
         else:

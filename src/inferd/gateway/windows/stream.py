@@ -28,7 +28,7 @@ from inferd.gateway.windows.cutting import Window, WindowCutter
 from inferd.gateway.windows.options import Plan, WindowOptions, plan_of
 from inferd.gateway.windows.wire import ClientMessage, Ended, Opened, StreamError, WindowAnswer
 from inferd.http.asgi import Message
-from inferd.http.websocket import PeerLeft, ServerLeaves, WebSocket
+from inferd.http.websocket import PeerDisconnected, ServerShuttingDown, WebSocket
 from inferd.types import ModelInfo
 
 END_SEQUENCE_S: Final = 5.0  # for a worker to forget a state
@@ -97,8 +97,8 @@ class WindowStream:
         self._num_answered = 0
         config = context.config.models.get(served.status.name)
         self._idle_s = config.sequence.idle_s if config is not None else 60.0
-        socket.on_left = self._on_client_left
-        socket.on_fault = lambda code, reason: _encode(
+        socket.on_disconnect = self._on_client_left
+        socket.on_protocol_error = lambda code, reason: _encode(
             StreamError(
                 error=ErrorDetail(reason or "The protocol was broken.", "invalid_request_error", None, "websocket")
             )
@@ -125,9 +125,9 @@ class WindowStream:
             try:
                 await self._receive_messages()
                 socket.close(_DONE, "")
-            except PeerLeft:
+            except PeerDisconnected:
                 pass
-            except ServerLeaves:
+            except ServerShuttingDown:
                 socket.close(_GOING_AWAY, "The server is shutting down; connect again.")
             except InferdError as error:
                 await self._fail(error)
@@ -136,7 +136,7 @@ class WindowStream:
                 _log.exception("a stream of windows failed")
                 await self._fail(InternalError("The server met an internal error; the log has the details."))
         finally:
-            socket.on_left = socket.on_fault = None  # they know of this
+            socket.on_disconnect = socket.on_protocol_error = None  # they know of this
         await self._end_sequence()
 
     async def _receive_messages(self) -> None:
@@ -213,7 +213,7 @@ class WindowStream:
         while (window := windows.next_window()) is not None:
             await self._answer(plan, window, is_last=False)
             if self._socket.is_stopping:
-                raise ServerLeaves
+                raise ServerShuttingDown
 
     async def _end(self) -> None:
         if self._plan is not None and self._windows is not None and (window := self._windows.last_window()) is not None:
@@ -257,7 +257,7 @@ class WindowStream:
         await self._socket.send(_encode(answer))
 
     async def _compute(self, fields: PredictFields, number: int, num_bytes: int) -> bytes:
-        """A window's outputs in KServe v2's JSON. Raises InferdError; PeerLeft when the client left meanwhile."""
+        """A window's outputs in KServe v2's JSON. Raises InferdError; PeerDisconnected when the client left meanwhile."""
         call = self._make_call(num_bytes)
         call.request_id = f"{self._id}-{number}"
         self._call = call
@@ -269,7 +269,7 @@ class WindowStream:
             return answer.body
         except InferdError as error:
             if call.client_left:
-                raise PeerLeft from None
+                raise PeerDisconnected from None
             call.status = kind_of(error).status
             call.note_error(error)
             raise
@@ -296,7 +296,7 @@ class WindowStream:
     # -- the end ----------------------------------------------------------------------------
 
     async def _fail(self, error: InferdError) -> None:
-        with contextlib.suppress(PeerLeft):
+        with contextlib.suppress(PeerDisconnected):
             await self._socket.send(_error(error))
         code = _CLOSE.get(error.kind, _DEFECT)
         if error.code in _CLOSE_BY_CODE:

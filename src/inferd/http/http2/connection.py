@@ -1,7 +1,7 @@
 """One client's HTTP/2 connection: frames within limits, flow control both ways, and when to give up.
 
 Knows framing and time (RFC 9113), nothing of what is served. The frames that a read brought are looked at in one go, as far
-as a turn of the loop goes (``work``), and what is answered in one turn leaves in one write.
+as a turn of the loop goes (``http.cost``), and what is answered in one turn leaves in one write.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from inferd import clock
-from inferd.http import work
+from inferd.http import cost
 from inferd.http.http2 import frames as f
 from inferd.http.http2.blocks import HeaderBlocks
 from inferd.http.http2.frames import Fault
-from inferd.http.http2.grants import Grants
-from inferd.http.http2.host import Host
 from inferd.http.http2.hpack import Header
+from inferd.http.http2.receive_budget import ReceiveBudget
+from inferd.http.http2.server import Server
 from inferd.http.http2.stream import Stream
 from inferd.http.limits import MAX_HEADER_BYTES
 from inferd.http.tls import end_writing
-from inferd.http.upgrade import Guest
+from inferd.http.upgrade import ClientConnection
 
 _log = logging.getLogger("inferd.http")
 
@@ -33,13 +33,13 @@ WRITE_AHEAD_BYTES: Final = 256 * 1024
 GATHER_BYTES: Final = 64 * 1024  # of answers, which are written before the loop's turn is over
 HANDSHAKE_S: Final = 10.0
 HEADER_S: Final = 30.0
-ASK_AFTER_S: Final = 60.0  # of silence, whether the peer is still there
-ANSWER_S: Final = 20.0
+PING_AFTER_S: Final = 60.0  # of silence, whether the peer is still there
+PONG_S: Final = 20.0
 MIN_PING_S: Final = 5.0  # between a client's pings to which nothing was said in between
-MAX_HASTY_PINGS: Final = 3
-FAREWELL_S: Final = 1.0  # for a peer to read why it is sent away, or to hear that no further stream is wanted
+MAX_EXCESS_PINGS: Final = 3
+CLOSE_S: Final = 1.0  # for a peer to read why it is sent away, or to hear that no further stream is wanted
 
-_OURS: Final = b"inferd.."  # in our pings
+_PING_PAYLOAD: Final = b"inferd.."  # in our pings
 
 _HTTP1: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
@@ -49,98 +49,98 @@ _SETTINGS: Final = f.settings(((f.MAX_CONCURRENT_STREAMS, MAX_STREAMS), (f.MAX_H
 _WELCOME: Final = _SETTINGS + f.window_update(0, WINDOW - f.FIRST_WINDOW)
 
 
-class Connection(Guest):
+class Connection(ClientConnection):
     """Serves the streams of one client."""
 
     __slots__ = (
-        "_account",
         "_blocks",
-        "_expected",
-        "_goodbye",
-        "_has_heard",
-        "_hasty_pings",
-        "_heard_at",
-        "_host",
-        "_is_begun",
+        "_budget",
+        "_excess_pings",
+        "_expected_kind",
+        "_has_preface",
+        "_has_received",
         "_is_calm",
         "_is_ended",
-        "_is_waiting",
+        "_is_turn_pending",
         "_last_seen",
+        "_last_served",
         "_leave_at",
         "_made_at",
         "_out",
         "_out_bytes",
-        "_owed",
+        "_ping_sent_at",
         "_pinged_at",
         "_receivable",
-        "_rest",
+        "_received_at",
+        "_server",
         "_shut_at",
         "_soon",
         "_stuck_bytes",
         "_stuck_since",
         "_timer",
         "_transport",
-        "asked_at",
-        "earned",
+        "_unacknowledged",
+        "_unparsed",
+        "cost",
+        "cost_credit",
         "first_window",
-        "grants",
-        "has_said",
+        "has_answered",
         "is_writable",
-        "line",
         "max_frame",
+        "receive_budget",
+        "send_queue",
         "sendable",
         "streams",
         "table_update",
-        "work",
     )
 
     _transport: asyncio.Transport
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, server: Server) -> None:
         now = clock.now()
-        self._host = host
-        self._soon = host.soon
+        self._server = server
+        self._soon = server.call_soon
         self._out: list[bytes] = []  # written, and not yet given to the transport
         self._out_bytes = 0
         self._blocks = HeaderBlocks()
-        self._rest = b""  # of a frame that has not come whole
-        self._is_begun = False  # the preface has come
+        self._unparsed = b""  # of a frame that has not come whole
+        self._has_preface = False  # the preface has come
         self._is_ended = False  # a GOAWAY says why; nothing more is read
-        self._expected: int | None = f.SETTINGS  # the only kind of frame that may come next
+        self._expected_kind: int | None = f.SETTINGS  # the only kind of frame that may come next
         self._last_seen = 0  # the last stream that the client has begun
         self._receivable = WINDOW
-        self._owed = 0  # of the window, and not given back yet
-        self.grants = Grants()
-        self._account = work.Account(now)
-        self._is_waiting = False  # for a turn to look at the rest of what was read
-        self.work = 0  # done in this turn
-        self.earned = 0  # since that was last entered
-        self._hasty_pings = 0
+        self._unacknowledged = 0  # of the window, and not given back yet
+        self.receive_budget = ReceiveBudget()
+        self._budget = cost.CostBudget(now)
+        self._is_turn_pending = False  # for a turn to look at the rest of what was read
+        self.cost = 0  # done in this turn
+        self.cost_credit = 0  # since that was last entered
+        self._excess_pings = 0
         self._pinged_at = 0.0  # when the client last asked whether we are there
-        self._has_heard = False  # something since the last look
-        self._heard_at = self._made_at = now
-        self._goodbye: int | None = None  # the last stream that is served
+        self._has_received = False  # something since the last look
+        self._received_at = self._made_at = now
+        self._last_served: int | None = None  # the last stream that is served
         self._shut_at = 0.0  # 0: the server stays
         self._leave_at = 0.0  # when it was decided that this connection ends
         self._is_calm = False  # and it ends in peace: what was written is to arrive
         self._stuck_since = 0.0
         self._stuck_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        self.asked_at = 0.0  # when we last asked whether the client is there; 0: it has said something since
+        self._ping_sent_at = 0.0  # when we last asked whether the client is there; 0: it has said something since
         self.streams: dict[int, Stream] = {}
-        self.line: deque[Stream] = deque()  # those with something to say that their own windows would take
+        self.send_queue: deque[Stream] = deque()  # those with something to say that their own windows would take
         self.sendable = f.FIRST_WINDOW
         self.first_window = f.FIRST_WINDOW  # of each stream, as the client has it
         self.max_frame = f.MAX_FRAME
         self.table_update = b""  # what the next header block has to begin with
-        self.has_said = False  # something else than what every client makes us say, since its last ping
+        self.has_answered = False  # something else than what every client makes us say, since its last ping
         self.is_writable = True
 
     # -- the transport's side ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not self._host.has_room():
+        if not self._server.accepts_connection():
             self._is_ended = True
             self._transport.write(
                 _SETTINGS + f.goaway(0, f.ENHANCE_YOUR_CALM, "too_many_connections: raise server.max_connections")
@@ -148,7 +148,7 @@ class Connection(Guest):
             self._transport.close()
             return
         self._transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
-        self._host.connections.add(self)
+        self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_ended = True
@@ -156,71 +156,71 @@ class Connection(Guest):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._give_up()
-        self._host.connection_gone(self)
+        self._cancel_streams()
+        self._server.connection_closed(self)
 
     def data_received(self, data: bytes) -> None:
-        self._has_heard = True
+        self._has_received = True
         if self._is_ended:
             return
-        if self._rest:
-            data = self._rest + data
-            self._rest = b""
-        if self._is_waiting:
-            self._rest = data
+        if self._unparsed:
+            data = self._unparsed + data
+            self._unparsed = b""
+        if self._is_turn_pending:
+            self._unparsed = data
         else:
             self._read(data)
 
     def _read(self, data: bytes) -> None:
         """Look at as much as a turn allows, and keep the rest."""
-        self.work += work.READ
+        self.cost += cost.READ
         try:
             at = 0
-            if not self._is_begun:
-                at = self._begin(data)
+            if not self._has_preface:
+                at = self._read_preface(data)
                 if not at:
                     return
-            at = self._take(data, at)
-            spent, earned, self.work, self.earned = self.work, self.earned, 0, 0
-            if not self._account.is_good(spent, earned, clock.now):
+            at = self._read_frames(data, at)
+            spent, earned, self.cost, self.cost_credit = self.cost, self.cost_credit, 0, 0
+            if not self._budget.spend(spent, earned, clock.now):
                 raise Fault(f.ENHANCE_YOUR_CALM, "too_much_work")
         except Fault as fault:
-            self._end(fault.code, fault.why)
+            self._fail(fault.code, fault.why)
             return
         except Exception:
             # A boundary: what is raised in a callback ends the connection and its calls, also where the loop does not.
             _log.exception("a connection's frames could not be taken")
-            self._end(f.INTERNAL_ERROR, "internal_error")
+            self._fail(f.INTERNAL_ERROR, "internal_error")
             return
         if at < len(data):
-            self._rest = data[at:]
-            if spent >= work.TURN and not self._is_ended:
-                self._wait()
-        if self._owed >= WINDOW // 2:
-            self._receivable += self._owed
-            self.write(f.window_update(0, self._owed))
-            self._owed = 0
+            self._unparsed = data[at:]
+            if spent >= cost.MAX_PER_TURN and not self._is_ended:
+                self._wait_for_turn()
+        if self._unacknowledged >= WINDOW // 2:
+            self._receivable += self._unacknowledged
+            self.write(f.window_update(0, self._unacknowledged))
+            self._unacknowledged = 0
 
-    def in_turn(self, call: Callable[[], None]) -> None:
+    def call_in_turn(self, call: Callable[[], None]) -> None:
         """Call it in a turn of the loop in which no other connection goes on."""
-        self._host.turns.wait(call)
+        self._server.turn_queue.add(call)
 
-    def _wait(self) -> None:
+    def _wait_for_turn(self) -> None:
         """The rest is looked at in another turn, and nothing is read before."""
-        self._is_waiting = True
+        self._is_turn_pending = True
         self._transport.pause_reading()
-        self._host.turns.wait(self._go_on)
+        self._server.turn_queue.add(self._continue)
 
-    def _go_on(self) -> None:
-        self._is_waiting = False
+    def _continue(self) -> None:
+        self._is_turn_pending = False
         if self._transport.is_closing():
             return
         if not self._is_ended:
             if not self.is_writable:
                 return  # it goes on when its answers are taken
-            data, self._rest = self._rest, b""
+            data, self._unparsed = self._unparsed, b""
             self._read(data)
-        if not self._is_waiting and self.is_writable:
+        if not self._is_turn_pending and self.is_writable:
             self._transport.resume_reading()
 
     def write(self, data: bytes) -> None:
@@ -252,9 +252,9 @@ class Connection(Guest):
     def resume_writing(self) -> None:
         self.is_writable = True
         self._stuck_since = 0.0
-        if not self._is_waiting and not self._transport.is_closing():
-            if self._rest:
-                self._wait()
+        if not self._is_turn_pending and not self._transport.is_closing():
+            if self._unparsed:
+                self._wait_for_turn()
             else:
                 self._transport.resume_reading()
         self.pump()
@@ -263,30 +263,30 @@ class Connection(Guest):
                 stream.drained()
 
     def charge(self, cost: int) -> None:
-        """What a stream's message costs beside its frames, in units of ``work``."""
-        self.work += cost
+        """What a stream's message costs beside its frames, in units of ``http.cost``."""
+        self.cost += cost
 
     # -- frames -----------------------------------------------------------------------------
 
-    def _begin(self, data: bytes) -> int:
+    def _read_preface(self, data: bytes) -> int:
         """The preface; 0 while it is not complete, or wrong."""
         size = len(f.PREFACE)
         if data[:size] != f.PREFACE:
             if f.PREFACE.startswith(data):
-                self._rest = data
+                self._unparsed = data
             else:
                 self._is_ended = True
                 self._transport.write(_HTTP1)
                 self._transport.close()
             return 0
-        self._is_begun = True
+        self._has_preface = True
         self.write(_WELCOME)
         return size
 
-    def _take(self, data: bytes, at: int) -> int:
+    def _read_frames(self, data: bytes, at: int) -> int:
         """Every whole frame from ``at`` on; returns where the last one ends. Raises Fault."""
-        unpack, streams, end, turn = f.HEAD.unpack_from, self.streams, len(data), work.TURN
-        while end - at >= f.HEAD_BYTES and self.work < turn:
+        unpack, streams, end, turn = f.HEAD.unpack_from, self.streams, len(data), cost.MAX_PER_TURN
+        while end - at >= f.HEAD_BYTES and self.cost < turn:
             high, low, kind, flags, number = unpack(data, at)
             size = high << 8 | low
             if size > f.MAX_FRAME:
@@ -297,34 +297,34 @@ class Connection(Guest):
                 break
             at = stop
             number &= 0x7FFFFFFF
-            if self._expected is not None and kind != self._expected:
-                raise Fault(f.PROTOCOL_ERROR, f"a frame of kind {kind} where kind {self._expected} must come")
-            self.work += work.FRAME + (size >> 9)
+            if self._expected_kind is not None and kind != self._expected_kind:
+                raise Fault(f.PROTOCOL_ERROR, f"a frame of kind {kind} where kind {self._expected_kind} must come")
+            self.cost += cost.FRAME + (size >> 9)
             if kind == f.DATA:
                 self._receivable -= size
-                self._owed += size
+                self._unacknowledged += size
                 if self._receivable < 0:
                     raise Fault(f.FLOW_CONTROL_ERROR, "more than the connection's window")
                 stream = streams.get(number)
-                if stream is None or stream.heard_all:
-                    self._late(number, stream)
+                if stream is None or stream.is_request_complete:
+                    self._late_data(number, stream)
                     continue
                 stream.receivable -= size
                 if stream.receivable < 0:
-                    self._break_off(stream, f.FLOW_CONTROL_ERROR)
+                    self._reset_stream(stream, f.FLOW_CONTROL_ERROR)
                     continue
                 if flags & f.PADDED:
                     start, stop = _unpadded(data, start, stop)
                 if flags & f.END_STREAM:
-                    stream.heard_all = True
-                    stream.data(data, start, stop, True)
+                    stream.is_request_complete = True
+                    stream.data_received(data, start, stop, True)
                 else:
-                    self.earned += stop - start >> 4
-                    stream.data(data, start, stop, False)
+                    self.cost_credit += stop - start >> 4
+                    stream.data_received(data, start, stop, False)
             elif kind == f.HEADERS:
                 self._headers(number, data, start, stop, flags)
             else:
-                self._other(kind, flags, number, data[start:stop])
+                self._control_frame(kind, flags, number, data[start:stop])
             if self._is_ended:
                 return end
         return at
@@ -345,12 +345,12 @@ class Connection(Guest):
             self._block_complete(number, data[start:stop], is_end)
             return
         self._blocks.begin(number, data[start:stop], is_end, clock.now())
-        self._expected = f.CONTINUATION
+        self._expected_kind = f.CONTINUATION
 
     def _continuation(self, number: int, payload: bytes, is_last: bool) -> None:
         self._blocks.go_on(number, payload)
         if is_last:
-            self._expected = None
+            self._expected_kind = None
             self._block_complete(number, *self._blocks.whole())
 
     def _block_complete(self, number: int, block: bytes, is_end: bool) -> None:
@@ -361,30 +361,30 @@ class Connection(Guest):
         if head is None:
             headers = self._decoded(block)
             self._last_seen = number
-            head = self._host.read_head(headers)
+            head = self._server.read_head(headers)
             if head is None:
                 self.write(f.reset(number, f.PROTOCOL_ERROR))
                 return
             self._blocks.remember(block, head)
         self._last_seen = number
-        if self._goodbye is not None and number > self._goodbye:
+        if self._last_served is not None and number > self._last_served:
             return  # it has been told that nobody looks
         if len(self.streams) >= MAX_STREAMS:
             self.write(f.reset(number, f.REFUSED_STREAM))
             return
-        self.work += work.STREAM
-        stream = self._host.open(self, number, head)
+        self.cost += cost.STREAM
+        stream = self._server.open_stream(self, number, head)
         if not stream.is_over:
             self.streams[number] = stream
             if is_end:
-                stream.heard_all = True
-                stream.data(b"", 0, 0, True)
+                stream.is_request_complete = True
+                stream.data_received(b"", 0, 0, True)
 
     def _decoded(self, block: bytes) -> Sequence[Header] | None:
         """As ``HeaderBlocks.decode``."""
-        self.work += work.HEADERS + len(block)
+        self.cost += cost.HEADERS + len(block)
         headers = self._blocks.decode(block)
-        self.work += self._blocks.num_headers * work.HEADER
+        self.cost += self._blocks.num_headers * cost.HEADER
         return headers
 
     def _trailers(self, number: int, block: bytes, is_end: bool) -> None:
@@ -393,22 +393,22 @@ class Connection(Guest):
         stream = self.streams.get(number)
         if stream is None:
             return  # we had answered without waiting for them, or it is a stream that was given up
-        if stream.heard_all:
-            self._break_off(stream, f.STREAM_CLOSED)
+        if stream.is_request_complete:
+            self._reset_stream(stream, f.STREAM_CLOSED)
         elif not is_end or headers is None or any(name[:1] == b":" for name, _ in headers):
-            self._break_off(stream, f.PROTOCOL_ERROR)
+            self._reset_stream(stream, f.PROTOCOL_ERROR)
         else:
-            stream.heard_all = True
-            stream.data(b"", 0, 0, True)
+            stream.is_request_complete = True
+            stream.data_received(b"", 0, 0, True)
 
-    def _late(self, number: int, stream: Stream | None) -> None:
+    def _late_data(self, number: int, stream: Stream | None) -> None:
         """A body's bytes of a stream that takes none."""
         if not number or number > self._last_seen:
             raise Fault(f.PROTOCOL_ERROR, f"DATA of the stream {number}, which has not begun")
         if stream is not None:
-            self._break_off(stream, f.STREAM_CLOSED)
+            self._reset_stream(stream, f.STREAM_CLOSED)
 
-    def _other(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+    def _control_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == f.WINDOW_UPDATE:
             self._window_update(number, payload)
         elif kind == f.RST_STREAM:
@@ -442,12 +442,12 @@ class Connection(Guest):
             stream = self.streams.get(number)
             if stream is None:
                 return
-            stream.credit += more
-            if not more or self.first_window + stream.credit > f.MAX_WINDOW:
-                self._break_off(stream, f.FLOW_CONTROL_ERROR if more else f.PROTOCOL_ERROR)
+            stream.window_offset += more
+            if not more or self.first_window + stream.window_offset > f.MAX_WINDOW:
+                self._reset_stream(stream, f.FLOW_CONTROL_ERROR if more else f.PROTOCOL_ERROR)
                 return
-            stream.line_up()
-        if self.line:
+            stream.enqueue()
+        if self.send_queue:
             self.pump()
 
     def _reset(self, number: int, payload: bytes) -> None:
@@ -457,21 +457,21 @@ class Connection(Guest):
             raise Fault(f.PROTOCOL_ERROR, f"RST_STREAM of the stream {number}, which has not begun")
         stream = self.streams.get(number)
         if stream is not None:
-            self._lose(stream)
+            self._cancel_stream(stream)
 
     def _ping(self, number: int, flags: int, payload: bytes) -> None:
         if number or len(payload) != 8:
             raise Fault(f.PROTOCOL_ERROR if number else f.FRAME_SIZE_ERROR, "PING of a wrong form")
         if flags & f.ACK:
-            if self._shut_at and self._goodbye is None:
-                self._say_goodbye()
+            if self._shut_at and self._last_served is None:
+                self._send_final_goaway()
             return
         now = clock.now()
-        if self.has_said:
-            self.has_said, self._hasty_pings = False, 0
+        if self.has_answered:
+            self.has_answered, self._excess_pings = False, 0
         elif now - self._pinged_at < MIN_PING_S:
-            self._hasty_pings += 1
-            if self._hasty_pings > MAX_HASTY_PINGS:
+            self._excess_pings += 1
+            if self._excess_pings > MAX_EXCESS_PINGS:
                 raise Fault(f.ENHANCE_YOUR_CALM, "too_many_pings")
         self._pinged_at = now
         self.write(f.frame(f.PING, f.ACK, 0, payload))
@@ -482,14 +482,16 @@ class Connection(Guest):
         if flags & f.ACK:
             if payload:
                 raise Fault(f.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with content")
-            if self._expected is not None:
+            if self._expected_kind is not None:
                 raise Fault(f.PROTOCOL_ERROR, "an acknowledgement in place of SETTINGS")
             return
-        self._expected = None
-        self.work += work.FRAME * (2 + len(self.streams))
+        self._expected_kind = None
+        self.cost += cost.FRAME * (2 + len(self.streams))
         for name, value in dict(f.read_settings(payload)).items():  # of several values the last one holds
             if name == f.INITIAL_WINDOW_SIZE:
-                if value > f.MAX_WINDOW or any(value + one.credit > f.MAX_WINDOW for one in self.streams.values()):
+                if value > f.MAX_WINDOW or any(
+                    value + one.window_offset > f.MAX_WINDOW for one in self.streams.values()
+                ):
                     raise Fault(f.FLOW_CONTROL_ERROR, f"windows of {value} bytes")
                 self.first_window = value
             elif name == f.MAX_FRAME_SIZE:
@@ -503,99 +505,99 @@ class Connection(Guest):
                 self.table_update = b"\x20"  # it wants to hear of that, though our table was empty before
         self.write(f.SETTINGS_ACK)
         for stream in self.streams.values():
-            stream.line_up()
+            stream.enqueue()
         self.pump()
 
     # -- streams ----------------------------------------------------------------------------
 
-    def stream_over(self, stream: Stream) -> None:
+    def stream_closed(self, stream: Stream) -> None:
         """Both sides have said everything, or one has given up."""
         self.streams.pop(stream.id, None)
-        if stream.keeps or stream.wanted:
-            self.grants.kept_no_more(stream)
-        if self._goodbye is not None and not self.streams:
-            self._leave(is_calm=True)
+        if stream.reserved_bytes or stream.wanted_bytes:
+            self.receive_budget.release(stream)
+        if self._last_served is not None and not self.streams:
+            self._close(is_calm=True)
 
     def pump(self) -> None:
         """Say what the connection's window has kept back: a frame of each stream in turn."""
-        line = self.line
-        while line and self.sendable > 0 and self.is_writable:
-            stream = line.popleft()
-            stream.is_in_line = False
+        queue = self.send_queue
+        while queue and self.sendable > 0 and self.is_writable:
+            stream = queue.popleft()
+            stream.is_queued = False
             stream.pump()
 
-    def _break_off(self, stream: Stream, code: int) -> None:
+    def _reset_stream(self, stream: Stream, code: int) -> None:
         """The client has broken a rule of its stream."""
         self.write(f.reset(stream.id, code))
-        self._lose(stream)
+        self._cancel_stream(stream)
 
-    def _lose(self, stream: Stream) -> None:
-        self.work += work.STREAM
+    def _cancel_stream(self, stream: Stream) -> None:
+        self.cost += cost.STREAM
         stream.is_over = True
-        stream.drop()
-        self.stream_over(stream)
-        stream.leave()
+        stream.discard_pending()
+        self.stream_closed(stream)
+        stream.peer_cancelled()
 
     # -- the end ----------------------------------------------------------------------------
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """The server is leaving. First the client hears that it should begin nothing; what it has begun by the time
         it has heard of that is served."""
         if self._shut_at or self._is_ended:
             return
         self._shut_at = clock.now()
-        if not self._is_begun:
-            self._leave(is_calm=True)
+        if not self._has_preface:
+            self._close(is_calm=True)
             return
-        self.write(f.goaway(f.MAX_WINDOW, f.NO_ERROR) + f.frame(f.PING, 0, 0, _OURS))
+        self.write(f.goaway(f.MAX_WINDOW, f.NO_ERROR) + f.frame(f.PING, 0, 0, _PING_PAYLOAD))
 
-    def _say_goodbye(self) -> None:
-        self._goodbye = self._last_seen
+    def _send_final_goaway(self) -> None:
+        self._last_served = self._last_seen
         self.write(f.goaway(self._last_seen, f.NO_ERROR))
         if not self.streams:
-            self._leave(is_calm=True)
+            self._close(is_calm=True)
 
     def abort(self) -> None:
         self._transport.abort()
 
-    def look(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """Give up on a client that takes too long, or is not there."""
-        if self._has_heard:
-            self._has_heard, self._heard_at, self.asked_at = False, now, 0.0
+        if self._has_received:
+            self._has_received, self._received_at, self._ping_sent_at = False, now, 0.0
         if self._stuck_since:
             left = self._transport.get_write_buffer_size()
             if left != self._stuck_bytes:
                 self._stuck_bytes, self._stuck_since = left, now
-            elif now - self._stuck_since > self._host.send_s:
+            elif now - self._stuck_since > self._server.send_s:
                 self._transport.abort()
                 return
         if self._is_ended:
             return
-        if self._expected == f.SETTINGS:
+        if self._expected_kind == f.SETTINGS:
             if now - self._made_at > HANDSHAKE_S:
                 self._transport.abort()
         elif self._blocks.since and now - self._blocks.since > HEADER_S:
-            self._end(f.ENHANCE_YOUR_CALM, "headers that do not end")
-        elif self._shut_at and self._goodbye is None and now - self._shut_at > FAREWELL_S:
-            self._say_goodbye()
-        elif self.asked_at:
-            if now - self.asked_at > ANSWER_S:
+            self._fail(f.ENHANCE_YOUR_CALM, "headers that do not end")
+        elif self._shut_at and self._last_served is None and now - self._shut_at > CLOSE_S:
+            self._send_final_goaway()
+        elif self._ping_sent_at:
+            if now - self._ping_sent_at > PONG_S:
                 self._transport.abort()
-        elif now - self._heard_at > ASK_AFTER_S and self.is_writable:
-            self.asked_at = now
-            self.write(f.frame(f.PING, 0, 0, _OURS))
+        elif now - self._received_at > PING_AFTER_S and self.is_writable:
+            self._ping_sent_at = now
+            self.write(f.frame(f.PING, 0, 0, _PING_PAYLOAD))
         for stream in tuple(self.streams.values()):
-            stream.look(now, self._host.send_s)
+            stream.check_timeouts(now, self._server.send_s)
 
-    def _end(self, code: int, why: str) -> None:
+    def _fail(self, code: int, why: str) -> None:
         """Send the client away. What it still sends is read and not looked at for a moment: who closes a connection
         with unread bytes takes back what was written last."""
-        self._rest = b""
+        self._unparsed = b""
         self.write(f.goaway(self._last_seen, code, why))
-        self._leave(is_calm=False)
-        self._give_up()
+        self._close(is_calm=False)
+        self._cancel_streams()
 
-    def _leave(self, *, is_calm: bool) -> None:
+    def _close(self, *, is_calm: bool) -> None:
         """What was written goes out; then the connection ends."""
         self._flush()
         self._is_ended = True
@@ -603,20 +605,20 @@ class Connection(Guest):
         if self._timer is None:
             self._leave_at = clock.now()
             end_writing(self._transport)
-            self._timer = asyncio.get_running_loop().call_later(FAREWELL_S, self._cut)
+            self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self._abort_when_sent)
 
-    def _cut(self) -> None:
+    def _abort_when_sent(self) -> None:
         is_on_its_way = self._is_calm and self._transport.get_write_buffer_size() > 0
-        if is_on_its_way and clock.now() - self._leave_at < self._host.send_s:
-            self._timer = asyncio.get_running_loop().call_later(FAREWELL_S, self._cut)
+        if is_on_its_way and clock.now() - self._leave_at < self._server.send_s:
+            self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self._abort_when_sent)
         else:
             self._transport.abort()
 
-    def _give_up(self) -> None:
+    def _cancel_streams(self) -> None:
         """Nothing that is under way will be heard."""
         for stream in tuple(self.streams.values()):
-            self._lose(stream)
-        self.grants.clear()
+            self._cancel_stream(stream)
+        self.receive_budget.clear()
 
 
 def _unpadded(data: bytes, start: int, stop: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from inferd import clock
+from inferd.http.cost import ANSWER_CREDIT, FRAME
 from inferd.http.http2.frames import (
     CANCEL,
     DATA,
@@ -24,8 +25,7 @@ from inferd.http.http2.frames import (
     reset,
     window_update,
 )
-from inferd.http.http2.grants import Grants
-from inferd.http.work import ANSWER, FRAME
+from inferd.http.http2.receive_budget import ReceiveBudget
 
 SLOWEST: Final = 16 * 1024  # bytes per second, behind which a peer's time is not prolonged
 
@@ -37,28 +37,28 @@ _FIRST_HEADERS: Final = bytes((HEADERS, END_HEADERS))
 class StreamConnection(Protocol):
     """What a stream uses of its connection."""
 
-    grants: Grants
-    line: deque[Stream]  # streams with pending bytes that their own windows allow
+    receive_budget: ReceiveBudget
+    send_queue: deque[Stream]  # streams with pending bytes that their own windows allow
     sendable: int  # bytes that the connection's window allows
     first_window: int  # the window of a new stream
     max_frame: int
     table_update: bytes  # the beginning of the next header block
-    has_said: bool  # an answer was sent since the client's last ping
-    earned: int
-    work: int
+    has_answered: bool  # an answer was sent since the client's last ping
+    cost_credit: int
+    cost: int
     is_writable: bool
 
     def write(self, data: bytes, /) -> None: ...
     def pump(self) -> None:
         """Send one frame of each stream in ``line`` in turn, as far as the windows allow."""
 
-    def stream_over(self, stream: Stream, /) -> None:
+    def stream_closed(self, stream: Stream, /) -> None:
         """Forget a stream that is over."""
 
     def charge(self, cost: int, /) -> None:
-        """Count ``cost``, in units of ``work``, for a message of a stream."""
+        """Count ``cost``, in units of ``http.cost``, for a message of a stream."""
 
-    def in_turn(self, call: Callable[[], None], /) -> None:
+    def call_in_turn(self, call: Callable[[], None], /) -> None:
         """Call it in a turn of the loop in which no other connection continues."""
 
 
@@ -66,43 +66,43 @@ class Stream(ABC):
     """A request and its answer. It is over when both sides have said everything, or one of them gives up."""
 
     __slots__ = (
-        "_blocked_at",
-        "_moved_at",
+        "_blocked_since",
+        "_last_sent_at",
         "_pending",
-        "_sent_since",
+        "_sent_bytes",
         "_trailers",
         "connection",
-        "credit",
-        "heard_all",
         "id",
-        "is_in_line",
         "is_over",
-        "keeps",
+        "is_queued",
+        "is_request_complete",
         "receivable",
-        "wanted",
+        "reserved_bytes",
+        "wanted_bytes",
+        "window_offset",
     )
 
     def __init__(self, connection: StreamConnection, number: int) -> None:
         self.connection = connection
         self.id = number
-        self.credit = 0  # what the peer takes beyond its window for new streams; less than 0 when it took some
+        self.window_offset = 0  # what the peer takes beyond its window for new streams; less than 0 when it took some
         self.receivable = FIRST_WINDOW  # bytes that the peer may still send
-        self.wanted = 0  # bytes to be granted when there is room for them
-        self.heard_all = False
+        self.wanted_bytes = 0  # bytes to be granted when there is room for them
+        self.is_request_complete = False
         self.is_over = False
-        self.is_in_line = False  # for the connection's window
-        self.keeps = 0  # bytes of a large message that the connection counts
+        self.is_queued = False  # for the connection's window
+        self.reserved_bytes = 0  # bytes of a large message that the connection counts
         self._pending: deque[memoryview] | None = None  # what the windows did not take yet
         self._trailers: bytes | None = None  # behind it
 
     # -- the peer's side, called by the connection ------------------------------------------
 
     @abstractmethod
-    def data(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
+    def data_received(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
         """``data[start:stop]`` came; with ``is_end`` nothing more will."""
 
     @abstractmethod
-    def leave(self) -> None:
+    def peer_cancelled(self) -> None:
         """The peer has given it up, or is gone: nothing can be said any more."""
 
     @abstractmethod
@@ -110,25 +110,25 @@ class Stream(ABC):
         """What did not fit into the windows has left."""
 
     @abstractmethod
-    def stuck(self) -> None:
+    def send_timed_out(self) -> None:
         """The peer has taken nothing, or too little, for too long."""
 
-    def look(self, now: float, patience_s: float) -> None:
+    def check_timeouts(self, now: float, timeout_s: float) -> None:
         """About once a second."""
         if self._pending is not None and (
-            now - self._moved_at > patience_s or now - self._blocked_at > patience_s + self._sent_since / SLOWEST
+            now - self._last_sent_at > timeout_s or now - self._blocked_since > timeout_s + self._sent_bytes / SLOWEST
         ):
-            self.stuck()
+            self.send_timed_out()
 
     # -- what may come ----------------------------------------------------------------------
 
-    def expect(self, size: int) -> None:
+    def request_window(self, size: int) -> None:
         """``size`` bytes are wanted that will be kept until they are complete: let them come as soon as the
         connection keeps few enough."""
-        self.wanted = size
-        self.connection.grants.grant(self)
+        self.wanted_bytes = size
+        self.connection.receive_budget.request(self)
 
-    def granted(self, size: int) -> None:
+    def grant_window(self, size: int) -> None:
         """The peer may send so many bytes more."""
         self.receivable += size
         self.connection.write(window_update(self.id, size))
@@ -139,24 +139,24 @@ class Stream(ABC):
     def is_blocked(self) -> bool:
         return self._pending is not None
 
-    def say(self, head: bytes, prefix: bytes, body: bytes, trailers: bytes) -> None:
+    def send_answer(self, head: bytes, prefix: bytes, body: bytes, trailers: bytes) -> None:
         """A whole answer: header block, ``prefix`` and ``body``, trailers."""
         connection = self.connection
         size = len(prefix) + len(body)
         if (
             size > connection.sendable
-            or size > connection.first_window + self.credit
+            or size > connection.first_window + self.window_offset
             or size > connection.max_frame
             or connection.table_update
             or len(trailers) > connection.max_frame
         ):
-            self.begin(head)
-            self.put(prefix + body)  # which is what it earns
-            self.end(trailers)
+            self.send_headers(head)
+            self.send_data(prefix + body)  # which is what it earns
+            self.send_trailers(trailers)
             return
         connection.sendable -= size
-        connection.has_said = True
-        connection.earned += ANSWER
+        connection.has_answered = True
+        connection.cost_credit += ANSWER_CREDIT
         number = self.id.to_bytes(4, "big")
         connection.write(
             b"".join(
@@ -177,66 +177,66 @@ class Stream(ABC):
                 )
             )
         )
-        self._said_all()
+        self._finish()
 
-    def say_only(self, block: bytes) -> None:
+    def send_headers_only(self, block: bytes) -> None:
         """An answer of headers alone."""
-        self._say_headers(block, is_end=True)
-        self._said_all()
+        self._write_headers(block, is_end=True)
+        self._finish()
 
-    def begin(self, head: bytes) -> None:
-        self._say_headers(head, is_end=False)
+    def send_headers(self, head: bytes) -> None:
+        self._write_headers(head, is_end=False)
 
-    def put(self, data: bytes) -> None:
+    def send_data(self, data: bytes) -> None:
         """Say it as far as the windows allow; the rest waits."""
         connection = self.connection
         size = len(data)
-        connection.earned += ANSWER + size
+        connection.cost_credit += ANSWER_CREDIT + size
         if (
             self._pending is None
             and size <= connection.sendable
-            and size <= connection.first_window + self.credit
+            and size <= connection.first_window + self.window_offset
             and size <= connection.max_frame
         ):
             connection.sendable -= size
-            self.credit -= size
-            connection.has_said = True
+            self.window_offset -= size
+            connection.has_answered = True
             connection.write(HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id) + data)
             return
         if self._pending is None:
             self._pending = deque()
-            self._blocked_at = self._moved_at = clock.now()
-            self._sent_since = 0
+            self._blocked_since = self._last_sent_at = clock.now()
+            self._sent_bytes = 0
         self._pending.append(memoryview(data))
-        self.line_up()
+        self.enqueue()
         connection.pump()
 
-    def end(self, trailers: bytes) -> None:
+    def send_trailers(self, trailers: bytes) -> None:
         """Nothing more is said behind what waits and these."""
         if self._pending is not None:
             self._trailers = trailers
             return
-        self._say_headers(trailers, is_end=True)
-        self._said_all()
+        self._write_headers(trailers, is_end=True)
+        self._finish()
 
     def reset(self, code: int = CANCEL) -> None:
         """Give it up."""
         if not self.is_over:
             self.connection.write(reset(self.id, code))
-            self._over()
+            self._close()
 
-    def line_up(self) -> None:
+    def enqueue(self) -> None:
         """If something waits, and the stream's own window would take some of it, wait for the connection's."""
-        if self._pending is not None and not self.is_in_line and self.connection.first_window + self.credit > 0:
-            self.is_in_line = True
-            self.connection.line.append(self)
+        if self._pending is not None and not self.is_queued and self.connection.first_window + self.window_offset > 0:
+            self.is_queued = True
+            self.connection.send_queue.append(self)
 
     def pump(self) -> None:
         """Say what waits, in one frame, as far as the windows allow."""
         connection, pending = self.connection, self._pending
         if pending is None:
             return  # it was given up while it stood in line
-        room = min(connection.sendable, connection.first_window + self.credit, connection.max_frame)
+        room = min(connection.sendable, connection.first_window + self.window_offset, connection.max_frame)
         if room <= 0:
             return
         piece = pending[0]
@@ -247,41 +247,41 @@ class Stream(ABC):
             pending[0] = piece[room:]
             piece = piece[:room]
             size = room
-        connection.work += FRAME + (size >> 9)
+        connection.cost += FRAME + (size >> 9)
         connection.sendable -= size
-        self.credit -= size
-        self._sent_since += size
-        self._moved_at = clock.now()
-        connection.has_said = True
+        self.window_offset -= size
+        self._sent_bytes += size
+        self._last_sent_at = clock.now()
+        connection.has_answered = True
         connection.write(b"".join((HEAD.pack(size >> 8, size & 0xFF, DATA, 0, self.id), piece)))
         if pending:
-            self.line_up()
+            self.enqueue()
             return
         self._pending = None
         if self._trailers is not None:
-            self._say_headers(self._trailers, is_end=True)
-            self._said_all()
+            self._write_headers(self._trailers, is_end=True)
+            self._finish()
         else:
             self.drained()
 
-    def drop(self) -> None:
+    def discard_pending(self) -> None:
         """Forget what waits: nobody takes it."""
         if self._pending is not None:
             self._pending = self._trailers = None
 
-    def _say_headers(self, block: bytes, *, is_end: bool) -> None:
+    def _write_headers(self, block: bytes, *, is_end: bool) -> None:
         connection = self.connection
-        connection.has_said = True
+        connection.has_answered = True
         if connection.table_update:
             block, connection.table_update = connection.table_update + block, b""
         connection.write(headers(self.id, block, connection.max_frame, is_end=is_end))
 
-    def _said_all(self) -> None:
-        if not self.heard_all:
+    def _finish(self) -> None:
+        if not self.is_request_complete:
             self.connection.write(reset(self.id, NO_ERROR))  # the rest of the request is wanted by nobody
-        self._over()
+        self._close()
 
-    def _over(self) -> None:
+    def _close(self) -> None:
         self.is_over = True
-        self.drop()
-        self.connection.stream_over(self)
+        self.discard_pending()
+        self.connection.stream_closed(self)
