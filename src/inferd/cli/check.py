@@ -50,7 +50,7 @@ class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``--json`` prints. Sizes in bytes. ``ok``: nothing is wrong, and everything was looked at."""
+    """The output of ``--json``. Sizes are in bytes. ``ok``: there is no problem, and everything could be checked."""
 
     ok: bool
     file: str
@@ -60,7 +60,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     access: str = ""
     plan: Plan | None = None
     remotes: tuple[RemoteReport, ...] = ()
-    unchecked: tuple[str, ...] = ()  # sentences: what could not be looked at
+    unchecked: tuple[str, ...] = ()  # a sentence for each thing that could not be checked
 
 
 @click.command("check")
@@ -89,8 +89,8 @@ def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickl
       inferd check ./model_repository --allow-code
       inferd check inferd.yaml --json | jq .plan.startup_bytes
 
-    Exit code 0 when it can be served here, 1 when not, 3 when no problem was found but not everything
-    could be checked (a model of the hub that is not downloaded yet, a Python class that is not found).
+    Exit code 0 when FILE can be served here, 1 when it has a problem. Exit code 3 when no problem was found but not
+    everything could be checked: a model of the hub that is not downloaded yet, a Python class that is not found.
     """
     allowed = {
         name: True for name, is_given in (("allow_code", allow_code), ("allow_pickle", allow_pickle)) if is_given
@@ -165,8 +165,8 @@ def _read(source: str, warnings: list[str], allowed: Mapping[str, bool]) -> Conf
 
 
 def _unread(model: ModelConfig) -> list[tuple[str, str]]:
-    """The sources of a model that cannot be looked at before it is served, and why: hub ids that are not downloaded
-    yet, and Python classes that no text defines."""
+    """The sources of a model that cannot be checked before it is served, and why: hub ids that are not downloaded yet,
+    and Python classes whose definition is not found."""
     draft = model.speculation.draft if model.speculation.method in ("auto", "draft") else None
     steps = [msgspec.convert(section, ModelConfig) for section in model.pipeline.models.values()]
     sources = [*([] if model.is_remote or model.is_pipeline else [model.source]), *([draft] if draft else [])]
@@ -187,7 +187,7 @@ def _steps(config: Config) -> list[str]:
             from inferd.predict.pipelines.wiring import check_steps
 
             try:
-                check_steps(name, model, with_files=False)  # the plan has looked at them
+                check_steps(name, model, with_files=False)  # the plan has checked them
             except InferdError as error:
                 found += [f"models.{name}: {line}" for line in _lines(error)]
     return found

@@ -52,12 +52,13 @@ class Engine:
         self._speculation = speculation
         self._generations: dict[str, Generation] = {}
         self._beams: dict[str, BeamSearch] = {}
-        self._cancelled: list[Generation] = []  # their ends are due with the next step
-        self._completed: list[Generation] = []  # likewise: continuations whose answer was already complete
+        self._cancelled: list[Generation] = []  # their ends are sent with the next step
+        # Continuations of answers that were already complete; their ends are sent with the next step.
+        self._completed: list[Generation] = []
         self._with_deadline: set[str] = set()
         self._next_deadline = math.inf  # none of them is due before
         self._current: Step | None = None  # the step being computed
-        self._outputs: list[Output] = []  # of the step so far; those that a failed step left come first
+        self._outputs: list[Output] = []  # of the step so far; outputs left over from a failed step come first
         self._clock = StepClock()
 
     @property
@@ -118,7 +119,7 @@ class Engine:
         self._generations[request.id] = generation
         if request.resumes is not None:
             generation.resume(root, request.resumes.token_ids)
-            if choice.finish_reason is not None:  # all was said; only its end is missing
+            if choice.finish_reason is not None:  # the answer is complete; only its end was not sent
                 self._completed.append(generation)
                 return
         if generation.deadline_at is not None:

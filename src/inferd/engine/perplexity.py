@@ -4,10 +4,10 @@ Computes with the runner that serves requests, so that what is measured is what 
 know tokenizers, files or requests.
 
 Definition. The text's ids t_0 .. t_{n-1} are cut into windows. Window k holds the ids from k * stride to k * stride +
-context, begins with the ``leading`` ids (what the tokenizer puts before a text), and ends at the text's end at the
-latest; the first window that reaches the end is the last. Every id is scored once, in the first window that has it,
-given everything before it in that window. t_0 is scored only where there are leading ids. With the losses l_i = -ln
-p(t_i | the ids before it in its window), perplexity is exp(mean of l_i).
+context, or to the text's end. It begins with the ``leading`` ids, which the tokenizer puts before a text. The first
+window that reaches the text's end is the last. Every id is scored once, in the first window that has it, given
+everything before it in that window. t_0 is scored only where there are leading ids. With the losses l_i = -ln p(t_i |
+the ids before it in its window), perplexity is exp(mean of l_i).
 
 With ``stride == context`` (the default) windows do not overlap: this costs least, and predicts the first ids of each
 window worse. A smaller stride gives every id at least ``context - stride`` ids of context (the sliding window of
@@ -192,7 +192,7 @@ def _batch_losses(runner: Runner, parts: list[Window]) -> Tensor:
         first += count
         step.slices.append(Slice(sequence, 0, len(part.ids)))
     hidden = runner.run(step)
-    # The row before an id foretells it.
+    # The logits of an id are in the row before it.
     rows: list[int] = []
     wanted: list[int] = []
     begin = 0

@@ -22,9 +22,9 @@ _LARGE_PAGE_BYTES = 2 * 1024 * 1024
 class KVCache:
     """The keys and values of all blocks, layer by layer.
 
-    The layout is that of the kernels (kernels/cache.h): lanes of 32 bits with ``lane`` numbers side by side. keys
-    [num_blocks, kv_heads, head_dim / lane, block_size, lane] and values [num_blocks, kv_heads, block_size / lane,
-    head_dim, lane] have the model's number format ``dtype``.
+    The layout is that of the kernels (kernels/cache.h): lanes of 32 bits with ``lane`` numbers side by side. The shape
+    of keys is [num_blocks, kv_heads, head_dim / lane, block_size, lane]. The shape of values is [num_blocks, kv_heads,
+    block_size / lane, head_dim, lane]. Both have the model's number format ``dtype``.
 
     ``in_bytes``: keys and values are 8-bit integers. Values have a float32 scale for each token and head; keys have one
     for each token, head and ``KEY_GROUP`` columns, because channels of keys differ more (Liu et al. 2024).

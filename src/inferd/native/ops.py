@@ -26,8 +26,8 @@ class Linear:
     """``x @ weight.T + bias``; weight [out, in]. Takes ownership of the weight and may repack it.
 
     On the CPU the weight is packed for the compiled kernel. On one thread of an AVX-512 BF16 core it reads weights for
-    one row 1.9 times as fast as oneDNN with pre-packed weights, and it is faster than torch's product by 50 % at 32
-    rows and 5 % at 512 (bench/micro_linear.py). A row's result does not depend on the number of rows.
+    one row 1.9 times as fast as oneDNN with pre-packed weights. It is faster than torch's product by 50 % at 32 rows
+    and 5 % at 512 (bench/micro_linear.py). A row's result does not depend on the number of rows.
     """
 
     __slots__ = ("_bias", "_ints", "_packed", "_plain", "dtype", "in_features", "out_features")

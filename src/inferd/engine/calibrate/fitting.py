@@ -30,8 +30,8 @@ Fitted = Iterator[tuple[str, QuantizedWeight]]
 # Tokens that tuning learns from, where none are configured:
 _TUNING_TOKENS = 1 << 20
 _MOST_WORK = 2e14  # eight for each weight and token; one core of 2022 does some 4e10 a second
-_LEAST_TOKENS = 1 << 15  # fewer are not worth the memory: models of 760 million weights and more stay as GPTQ made them
-_MOST_EPOCHS = 12  # of texts that are short: more learn nothing new
+_LEAST_TOKENS = 1 << 15  # with fewer, tuning is skipped: models of 760 million weights and more stay as GPTQ made them
+_MOST_EPOCHS = 12  # passes over a short text: more passes bring nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Job:
     form: Form
     wide: frozenset[str]  # products that have 8 bits instead
     wish: Wish
-    record_loss: Callable[[tuple[str, ...], Loss], None]  # told each product's loss, by the names of its parts
-    record_tuned: Callable[[Tuned], None]  # told what was learned, where something was
+    record_loss: Callable[[tuple[str, ...], Loss], None]  # called with each product's loss, by the names of its parts
+    record_tuned: Callable[[Tuned], None]  # called with the result of tuning, where the method tunes
     progress: Progress
 
     def form_of(self, name: str) -> Form:

@@ -49,7 +49,7 @@ def gptq(
         for i in range(first, last):
             g = int(group_of[i])
             if not by_size and i % size == 0:
-                # What the columns of this group have taken up by now counts; those of a later block take up more.
+                # The grid follows the columns as corrected so far. Columns of later blocks will be corrected further.
                 ahead = work[:, i : i + size]
                 scale[:, g], zero[:, g] = grid(ahead, form, importance[i : i + size])
             column = work[:, i]

@@ -17,7 +17,7 @@ out, and activations that share a scale with fewer others lose less (docs/quanti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is asked for. Lengths in tokens."""
+    """The settings of one quantisation. Lengths are in tokens."""
 
     method: Method
     bits: int = 4  # of gptq

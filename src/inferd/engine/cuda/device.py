@@ -16,7 +16,7 @@ class Mark(Protocol):
     """A point in the device's work."""
 
     def synchronize(self) -> None:
-        """Return when the device has come there."""
+        """Wait until the device has done all work before the mark."""
         ...
 
 
@@ -28,7 +28,7 @@ class Device(Protocol):
         ...
 
     def mark(self) -> Mark:
-        """Behind everything that was asked for so far."""
+        """A mark after all work that was launched so far."""
         ...
 
     def select(self) -> None:
@@ -82,7 +82,8 @@ class CudaDevice:
             pool = torch.cuda.graph_pool_handle()
             aside = torch.cuda.Stream(self.where)  # type: ignore[no-untyped-call]
             for compute in computes:
-                # First without recording: kernels are compiled and libraries set up, which a graph cannot have in it.
+                # First run without recording: a graph cannot contain the compilation of kernels or the setup of
+                # libraries.
                 aside.wait_stream(torch.cuda.current_stream(self.where))
                 with torch.cuda.stream(aside):
                     for _ in range(2):

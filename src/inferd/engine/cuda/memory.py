@@ -13,7 +13,7 @@ from inferd.native.attention import FlatBatch
 from inferd.native.kv_cache import KVCache
 from inferd.native.paged_attention import AttentionKind, create_attention
 
-_MARGIN = 0.04  # of the device's memory: pieces that the allocator cannot use, and what other programs take meanwhile
+_MARGIN = 0.04  # of the device's memory: for fragmentation, and for other programs that allocate meanwhile
 _GRAPH_BYTES = 16 << 20  # of a recorded graph beside its activations: an assumption, not yet measured
 _LOGITS_COPIES = 4  # the sampler's, beside the logits: as ``headroom_bytes`` counts them
 

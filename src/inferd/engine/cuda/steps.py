@@ -110,7 +110,7 @@ class StepsOnDevice:
         ``by_row`` [3, T] int64: tokens, positions, slots. ``by_sequence`` [2 S + 1] int32: bounds of rows, then
         lengths. ``table`` [S, n] int32.
         """
-        self._device.select()  # whichever thread computes this step
+        self._device.select()  # the thread that computes may change from step to step
         count, rows = table.shape[0], by_row.shape[1]
         if rows == count and self._sizes and count <= self._sizes[-1] and table.shape[1] <= self._table.shape[1]:
             size = next(size for size in self._sizes if size >= count)

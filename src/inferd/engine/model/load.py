@@ -59,10 +59,10 @@ def load_model(
     """Read a checkpoint.
 
     ``num_positions``: length of the rotary tables; None: the checkpoint's maximum. ``rope_factors``: of LongRoPE
-    (``longrope``). ``quantization``: what becomes of the weights. auto: a quantised checkpoint's integers are used as
-    they are; none: they are converted to numbers; int8, int4: integers with so many bits are used, and all other
-    weights are quantised here (``forms``); fp8: all are 8-bit floats, on CUDA. ``weight_cache``: weights that were
-    quantised at an earlier load; the caller finishes it.
+    (``longrope``). ``quantization``: the form of the weights in memory. auto: a quantised checkpoint's integers are
+    used unchanged. none: these integers are converted to numbers. int8, int4: integers of this width are used, and all
+    other weights are quantised here (``forms``). fp8: all weights are 8-bit floats, on CUDA. ``weight_cache``: weights
+    that were quantised at an earlier load; the caller finishes it.
 
     Raises ModelLoadError naming the file, the field or the tensor at fault.
     """

@@ -9,8 +9,8 @@ decode is one token of one sequence; it has attention and sampling of its own, a
 from __future__ import annotations
 
 _KEEP = 0.995  # weight of everything before, at each step: about the last two hundred count
-_ENOUGH = 4.0  # steps' worth of weight before the fit is believed
-_RIDGE = 1e-6  # of each regressor's own square: what never varied is told apart by nothing
+_ENOUGH = 4.0  # total weight of steps from which the fit is used
+_RIDGE = 1e-6  # of each regressor's own square: keeps the fit solvable where a regressor never varied
 
 
 class StepCost:
@@ -80,11 +80,11 @@ class StepCost:
         determinant = pp * qq - pq * pq
         if determinant > 0.0:
             prefill, decode = (py * qq - qy * pq) / determinant, (qy * pp - py * pq) / determinant
-        else:  # one of the kinds was never there
+        else:  # no step had prefill, or none had decodes
             prefill, decode = (py / pp if pp > 0.0 else 0.0), (qy / qq if qq > 0.0 else 0.0)
         fixed = y - prefill * p - decode * q
         if fixed >= 0.0 and prefill >= 0.0 and decode >= 0.0 and (prefill or decode):
             return fixed, prefill, decode
-        # Noise, or steps that were all alike: all of it is the tokens'.
+        # Noise, or steps of equal composition: all time is attributed to the tokens.
         each = y / (p + q)
         return 0.0, each, each

@@ -98,7 +98,7 @@ def load_draft(
 def _check_tokens(target: Path, draft: Path) -> None:
     """A guess is a token id, so it must have the same text in both models."""
     one, other = target / "tokenizer.json", draft / "tokenizer.json"
-    if not other.exists():  # a draft that is only weights is taken to be the target's
+    if not other.exists():  # a draft without a tokenizer is assumed to use the target's
         return
     if one.exists() and one.stat().st_size == other.stat().st_size and one.read_bytes() == other.read_bytes():
         return

@@ -127,7 +127,7 @@ class DraftModel:
             tenant=sequence.tenant,
             weight=sequence.weight,
         )
-        mirror.tokens = sequence.tokens  # the list itself: what the target learns is known here
+        mirror.tokens = sequence.tokens  # the target's own list, so new tokens appear here as well
         mirror.num_prompt = sequence.num_prompt
         mirror.cache_keys = sequence.cache_keys
         mirror.num_ahead = 0

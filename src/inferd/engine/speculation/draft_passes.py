@@ -2,7 +2,7 @@
 
 There are two ways to the same guesses. One is a call of the kernels (kernels/drafting.h), which returns to Python only
 at the end. The other goes pass by pass through a ``Runner``; it is the oracle of the tests and computes everywhere
-else. Both know tokens, blocks and a rule. ``gain`` decides what a guess is worth.
+else. Both know tokens, blocks and a ``Rule``. ``gain`` decides what a guess is worth.
 """
 
 from __future__ import annotations

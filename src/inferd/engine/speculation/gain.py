@@ -198,7 +198,7 @@ class Outlook:
     """The expected tokens and seconds of a step, guesses included.
 
     One more token is worth its seconds where its chance exceeds the tokens that these seconds would give otherwise. Two
-    rates count: that of plain steps, with a margin because both are estimates, and that of the step at hand, because a
+    rates count. One is that of plain steps, with a margin because both are estimates. The other is that of this step: a
     text that is guessed well now will be guessed well in the next step, where new guesses begin with better chances.
     """
 

@@ -34,13 +34,14 @@ Progress = Callable[[str, int, int], None]
 Floats = npt.NDArray[np.float32]
 
 MAX_ROWS: Final = 65536
-# More tokens at a time are not faster on a CPU, only later (bench/micro_encoder.py).
+# On a CPU more tokens at a time raise the latency and not the throughput (bench/micro_encoder.py).
 CPU_TOKENS: Final = 512
 CPU_CHUNK: Final = 256
 SMALLEST_CHUNK: Final = 96
 GPU_TOKENS: Final = 16384
-# A request with many texts is computed in parts, so that others get their turn: of as many as are so many tokens
-# when each is as long as can be, and of not so few that short ones are computed alone.
+# A request with many texts is computed in parts, so that other requests are computed in between. A part has as many
+# texts of full length as fit into CPU_PART_TOKENS, within the bounds CPU_PART_ROWS, so that short texts are not
+# computed one by one.
 CPU_PART_TOKENS: Final = 8192
 CPU_PART_ROWS: Final = (8, 64)
 
@@ -199,8 +200,8 @@ class EncoderRuntime:
         ]
 
     def _computed(self, prepared: list[_Prepared], rows: list[_Row]) -> list[tuple[list[_Row], Floats]]:
-        """What the model gives for rows, chunk by chunk; where there are several, each thread computes its own: they
-        wait for each other once, instead of in every layer."""
+        """The model's outputs for rows, chunk by chunk. Several chunks are computed by one thread each, so threads wait
+        for each other once and not in every layer."""
         chunks = _chunks(rows, self._chunk, self._threads)
 
         def compute(chunk: list[_Row]) -> Floats:
@@ -215,7 +216,7 @@ class EncoderRuntime:
         return list(zip(chunks, found, strict=True))
 
     def _finished(self, text_options: TextOptions, values: Floats) -> dict[str, npt.NDArray[np.generic]]:
-        """[n, size] of one item to the output that its task has."""
+        """Turns the model's values [n, size] for one item into the outputs of its task."""
         model = self._model
         match model.task:
             case "embed":
@@ -284,8 +285,8 @@ def _prepared_of(item: Item) -> _Prepared:
 
 
 def _chunks(rows: list[_Row], budget: int, threads: int) -> list[list[_Row]]:
-    """Neighbours in length, in chunks of about as many tokens each: within the budget, but for half a text, and as many
-    as there are threads to compute them, unless they would be very small."""
+    """Rows of similar length in chunks with about equal numbers of tokens. A chunk exceeds the budget by half a text at
+    most. There is a chunk for each thread, unless chunks would be smaller than SMALLEST_CHUNK."""
     total = sum([length for length, _, _ in rows])
     count = -(-total // budget)
     if threads > 1 and total >= threads * SMALLEST_CHUNK:
