@@ -96,7 +96,7 @@ class Board:
     def __init__(
         self, models: Mapping[str, ModelConfig], words: Callable[[str], str] = lambda sentence: sentence
     ) -> None:
-        """``words``: what becomes of a reason before it is shown."""
+        """``words`` edits each reason before it is shown."""
         self._words = words
         self._rows = {name: Row(model) for name, model in models.items()}
         self._live: Live | None = None
@@ -112,7 +112,7 @@ class Board:
             row.progress[event.replica] = event
         elif isinstance(event, ReplicaChanged):
             if event.state == "stopped" and row.states.get(event.replica) in _BROKEN:
-                return  # what it was stopped for is the news
+                return  # the table keeps the failed state, which is why the replica was stopped
             row.states[event.replica] = event.state
             row.rss[event.replica] = event.rss_bytes
             row.reason = event.reason or row.reason
@@ -212,7 +212,7 @@ def _progress(phase: str, done: int, total: int) -> Text:
     """The phase and its progress, with the total when bytes are counted. Short enough for a terminal of 80 columns."""
     from rich.text import Text
 
-    if total <= 1:  # it is done or not, which is no amount
+    if total <= 1:  # a phase of one step has no amount
         return Text(phase)
     whole = f" of {bytes_text(total)}" if phase == "weights" else ""
     return Text.assemble(f"{phase} ", (f"{100 * done // total} %", "green"), whole)

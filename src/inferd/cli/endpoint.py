@@ -100,7 +100,7 @@ async def _refuse_unavailable(endpoint: Endpoint, model: str) -> None:
         try:
             told = msgspec.json.decode(error.body, type=_Readiness)
         except msgspec.DecodeError:
-            return  # no inferd, which alone says this
+            return  # another kind of server; only inferd reports this
         if told.condition == "unavailable":
             reason = f" ({told.detail})" if told.detail else ""
             raise Unavailable(
@@ -119,7 +119,7 @@ async def _converses(connection: Connection, model: str) -> bool:
         body = b"\n".join([line async for line in connection.lines("GET", path)])
         tasks = msgspec.json.decode(body, type=_Metadata).parameters.tasks
     except (OSError, ServerError, asyncio.IncompleteReadError, TimeoutError, msgspec.DecodeError):
-        return True  # no inferd, or a model that is not loaded yet
+        return True  # another kind of server, or a model that is not loaded yet
     finally:
         connection.close()
     return not tasks or "chat" in tasks.split(",")

@@ -62,7 +62,7 @@ def command(
     quantization: str,
     as_json: bool,
 ) -> int:
-    """Measure how well the model SOURCE foretells a text: perplexity, less is better.
+    """Measure how well the model SOURCE predicts a text: perplexity, less is better.
 
     The text is cut into windows; every token is scored once, given what stands before it in its window. The model
     computes as it would when it is served. docs/quantisation.md has the definition.

@@ -33,7 +33,7 @@ def show_ready(
     away: Mapping[str, str] | None = None,
 ) -> None:
     """The address, each predictive model's contract and batching, and examples to paste. ``infos``: models that are
-    ready; ``failed``: models that could not be loaded, with the reasons; ``away``: models whose remote servers do not
+    ready. ``failed``: models that could not be loaded, with the reasons. ``away``: models whose remote servers do not
     answer."""
     failed, away = failed or {}, away or {}
     names = [name for name in config.models if name not in failed and name not in away]
@@ -98,7 +98,7 @@ def _where(address: str, config: Config) -> str:
 
 
 def _talk(names: Sequence[str], config: Config, infos: Mapping[str, ModelInfo], where: str) -> list[str]:
-    """How the model that writes text is talked to; nothing where there is none."""
+    """Examples of commands for the model that generates text; none where there is no such model."""
     writing = [infos[name] for name in names if name in infos and infos[name].kind == "generate"]
     is_far = any(name not in infos and config.models[name].upstreams for name in names)
     if is_far or any(info.has_chat_template for info in writing):
@@ -157,7 +157,7 @@ def tensor_lines(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
 
 
 def shown(text: str, *, keep: str = "") -> str:
-    """A text out of a model's file or answer, for a terminal: what would steer it is written out, but for ``keep``."""
+    """A text from a model's file or answer for a terminal. Control characters are escaped, except those in ``keep``."""
     if text.isprintable():
         return text
     return "".join(

@@ -52,11 +52,11 @@ _RELAYED: Final = frozenset(("generate", "embed", "rerank", "score"))
 def command(source: str, name: str | None, insecure_no_auth: bool, **flags: object) -> int:
     """Serve a model, or everything in a config file.
 
-    SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class), a Hugging
-    Face Hub id (id@revision for a fixed version), 'demo' for the bundled models (the default: a chat model and
-    classifiers of digits and intents; --name and the flags are for the chat model), openai:https://host/v1 for a server
-    elsewhere (all models that it lists, or the one that --name says), or a .yaml file or Triton model repository, whose
-    changes are followed while serving.
+    SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class) or a Hugging
+    Face Hub id (id@revision for a fixed version). The default, 'demo', serves the bundled models: a chat model, to
+    which --name and the flags apply, and classifiers of digits and intents. openai:https://host/v1 serves the models of
+    a remote server: all that it lists, or the one that --name says. A .yaml file or a Triton model repository is read
+    again when it changes.
 
     \b
     Examples:
@@ -127,7 +127,7 @@ def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Con
         return load_config(None, os.environ, {"server": server, "models": models})
     chosen = name if name is not None else model_name(source)
     if is_code(source):
-        model.setdefault("allow_code", True)  # the operator named the class himself
+        model.setdefault("allow_code", True)  # naming the class on the command line is the operator's permission
     overrides = {"server": server, "models": {chosen: {"source": source, **model}}}
     return load_config(None, os.environ, overrides)
 
@@ -153,7 +153,7 @@ def _models_elsewhere(url: str) -> list[str]:
 
 class _Model(msgspec.Struct, frozen=True):
     id: str
-    tasks: tuple[str, ...] | None = None  # only inferd says so
+    tasks: tuple[str, ...] | None = None  # only inferd's model lists have this field
 
 
 class _Listed(msgspec.Struct, frozen=True):
@@ -178,7 +178,7 @@ def _is_repository(source: str) -> bool:
     folder = Path(source).expanduser()
     if not folder.is_dir() or (folder / "config.json").is_file():
         return False
-    from inferd.registry.triton import is_repository  # not for files and checkpoints, which start faster without it
+    from inferd.registry.triton import is_repository  # imported here, so that files and checkpoints start faster
 
     return is_repository(folder)
 
@@ -227,7 +227,7 @@ def run(
     """Serve until a signal ends the server; the exit code. ``source`` is followed while serving, ``known`` as in
     ``ready_to_load``. ``words`` edits messages before they are shown."""
     config = ready_to_load(config, loading, known)
-    from inferd.app import root  # after the flags are known to be right: a mistake is told at once
+    from inferd.app import root  # after the flags were checked, so that an error in them is reported at once
 
     if source is not None:
         read = source.read
@@ -255,8 +255,8 @@ def run(
 def ready_to_load(
     config: Config, showing: Callable[[str], AbstractContextManager[ReportProgress]], known: Collection[str] = ()
 ) -> Config:
-    """The configuration with every hub id replaced by the folder it was downloaded to. ``known``: models whose steps
-    need no look, as they come with inferd.
+    """The configuration with every hub id replaced by the folder it was downloaded to. ``known``: models that come with
+    inferd, whose steps need no check.
 
     Raises ConfigError where there is nothing to serve, and ModelLoadError that names every source
     which is not there: a missing folder is told before anything starts.
@@ -303,8 +303,8 @@ def _with_draft(model: ModelConfig, showing: Callable[[str], AbstractContextMana
 
 
 def _recognised(model: ModelConfig, *, is_alone: bool) -> None:
-    """Raises ModelLoadError for a source that is not there or must not be opened. A file or folder that is there and no
-    good is its worker's to refuse, where other models can be served."""
+    """Raises ModelLoadError for a source that is not there or must not be opened. A file or folder that exists and is
+    invalid is refused later by its worker, so that other models can be served."""
     try:
         artifact_of(model)
     except ModelLoadError as error:

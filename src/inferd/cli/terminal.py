@@ -31,7 +31,7 @@ def is_debug() -> bool:
 
 
 class _Voice:
-    """Whether stderr is a log of JSON lines, between which nothing else may stand."""
+    """Whether stderr is a log of JSON lines, which no other output may interrupt."""
 
     is_json = False
 
@@ -70,7 +70,7 @@ def warn(sentence: str) -> None:
 
 
 def note(sentence: str) -> None:
-    """Something that happens, on stderr."""
+    """Write a notice to stderr."""
     if _Voice.is_json:
         _log_line("INFO", sentence)
         return
@@ -102,7 +102,7 @@ def interruptible() -> Iterator[None]:
         came = True
         signal.default_int_handler(number, frame)
 
-    if before is signal.default_int_handler:  # else Ctrl-C is ignored, or another's to handle
+    if before is signal.default_int_handler:  # otherwise Ctrl-C is ignored, or has another handler
         signal.signal(signal.SIGINT, interrupt)
     try:
         yield
@@ -148,7 +148,7 @@ def loading(title: str, *, counts: bool = False) -> Iterator[ReportProgress]:
     )
 
     class Amount(ProgressColumn):
-        """Nothing where nothing is counted: a phase of one step, or one that has not begun."""
+        """The amount done of the total. Empty for a phase of one step, and for one that has not begun."""
 
         def __init__(self, inner: ProgressColumn) -> None:
             super().__init__(inner.get_table_column())

@@ -127,7 +127,7 @@ def _timings(timings: Timings) -> _TimingsLine:
 
 
 def _level(status: int) -> str:
-    """503 is no defect: a full queue refuses, and a probe asks before the model is ready."""
+    """503 is no defect: a full queue refuses requests, and probes arrive before a model is ready."""
     return "info" if status < 400 else "warning" if status < 500 or status == 503 else "error"
 
 
@@ -179,7 +179,7 @@ class LineWriter:
         *,
         form: Callable[[str], str | None] | None = None,
     ) -> None:
-        """``form``: what becomes of a line before it is written; None leaves it out."""
+        """``form`` turns a line into the text that is written; it returns None for a line that is left out."""
         self._stream = stream
         self._form = form
         self._fd = _descriptor(stream)
@@ -222,10 +222,10 @@ class LineWriter:
                 return
 
     def _sleep(self) -> bool:
-        """Until there is something to write, and a moment longer; False: there never will be."""
+        """Wait until there is a line to write, and a moment longer; False: the writer was closed."""
         self._wake.clear()
         self._is_asleep = True
-        if self._lines:  # it came before we lay down
+        if self._lines:  # a line arrived just before the thread would sleep
             self._is_asleep = False
             return True
         if self._is_closed:

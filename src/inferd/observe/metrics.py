@@ -34,7 +34,7 @@ QUANTILES = (0.5, 0.95, 0.99)
 QUANTILE_WINDOW_S = 60.0
 
 
-# What labels are called in the metrics of others, by the beginning of a metric's name.
+# Names of labels in other servers' metrics, by the prefix of a metric's name.
 _LABELS_OF_OTHERS = {
     "vllm:": {"model": "model_name", "replica": "engine", "num_blocks": "num_gpu_blocks"},
     "nv_": {"uuid": "gpu_uuid"},  # Triton's

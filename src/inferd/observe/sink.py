@@ -111,7 +111,7 @@ class Observer:
 
     def emit(self, event: Event) -> None:
         try:
-            # The two that every request brings first: a long match costs more than what follows it.
+            # The two events of every request come first, because a long match costs more than handling them.
             kind = type(event)
             if kind is HttpServed:
                 self._http_served(event)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ class Observer:
             self._defect(event, error)
 
     def configure(self, models: Mapping[str, int], *, access_log: bool) -> None:
-        """Other models from now on. What a model that left had counted stays; its gauges go."""
+        """Use another set of models. Counters of a removed model stay; its gauges are removed."""
         self._access_log = access_log
         for model in self._models.keys() - models.keys():
             for metric in m.TABLE:
@@ -283,7 +283,7 @@ class Observer:
             value(m.REPLICA_RSS, *labels).set(event.rss_bytes)
         if event.state == "ready":
             self._describe(event, labels)
-        else:  # nothing of an earlier life is running, waiting or held
+        else:  # without a ready worker no request runs and no block is held
             self._set_engine(labels, StepStats())
         if event.state == before:
             return

@@ -32,10 +32,9 @@ class BatchTally(msgspec.Struct):
 
 
 class ModelTally(msgspec.Struct):
-    """One model's numbers.
-
-    Of requests that were done: ``queue`` is until their batch began, ``compute_input`` reading and checking them,
-    ``compute_infer`` the model's own time, ``compute_output`` writing the answer.
+    """One model's numbers. Durations are those of completed requests. ``queue`` lasts until their batch began,
+    ``compute_input`` is reading and checking them, ``compute_infer`` is the model's own time, and ``compute_output`` is
+    writing the answer.
     """
 
     last_inference_ms: int = 0  # since the epoch; 0: never

@@ -113,7 +113,7 @@ def check_values(body: bytes, contract: Contract) -> None:
 
 
 def most_in_table(contract: Contract, *, has_header: bool) -> tuple[int, int]:
-    """Lines, and cells, of the largest table that asks the model for something."""
+    """The number of lines, and of cells, in the largest valid table of the model."""
     return contract.max_rows + has_header, most_in_json(contract)[0]
 
 
@@ -140,7 +140,7 @@ def check_answered(count: int) -> None:
 
 
 def most_in_json(contract: Contract) -> tuple[int, int]:
-    """Values, and lists and objects, of the largest JSON document that asks the model for something."""
+    """The number of values, and of lists and objects, in the largest valid JSON request of the model."""
     values = lists = _SLACK + contract.max_rows  # a row may be an object, and have an index
     most_lists = contract.max_elements // TEXT_WEIGHT
     for spec in contract.inputs:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 SPARSE: Final = 16  # characters for each token of the limit, beyond which a part of a text is looked at first
-SPARSEST: Final = 256  # and beyond which no text is read at all
+SPARSEST: Final = 256  # characters for each token of the limit, beyond which no longer part of a text is tried
 WORD: Final = 128  # more tokens than a word has; of longer ones WordPiece makes a single one
 
 

@@ -63,7 +63,7 @@ def probe_rows(measure: Measure, most: int, *, likely: int = 0) -> Probe:
             is_whole = True
             break
         spent_s += seconds
-        if seconds < QUICK_S:  # so short that other programs change the measurement
+        if seconds < QUICK_S:  # a time so short that other programs would distort it
             again = measure(rows)
             spent_s += again or 0.0
             seconds = min(seconds, again or seconds)
@@ -93,8 +93,8 @@ def _worth_it(tried: Sequence[tuple[int, float]], most: int, *, likely: int) -> 
 
 
 def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | None = None) -> Probe | None:
-    """Of a loaded model; None where its examples say nothing: inputs have other dimensions of any size, it keeps a
-    state, or it does not compute rows."""
+    """Measure a loaded model. None where examples would not show its speed: an input has another dimension of any size,
+    the model keeps a state, or it does not compute rows."""
     contract = runtime.contract
     if not _is_probeable(contract):
         return None
@@ -102,7 +102,7 @@ def probe(runtime: Runtime, most: int, *, likely: int = 0, memory_bytes: int | N
     row = {spec.name: example(spec, has_rows=True) for spec in contract.inputs if not spec.is_optional}
     row_bytes = sum(array.nbytes for array in row.values())
     before = rss_bytes()
-    grown: list[tuple[int, int]] = []  # by how much, for so many rows
+    grown: list[tuple[int, int]] = []  # tried numbers of rows, each with the growth of the process in bytes
 
     def measure(rows: int) -> float | None:
         inputs = {name: np.repeat(array, rows, axis=0) for name, array in row.items()}

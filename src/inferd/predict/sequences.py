@@ -57,9 +57,9 @@ class Sequences:
         rows: Verdict,
         is_tried: bool = False,
     ) -> None:
-        """``rows``: whether those of several sequences may be computed together, each state along its own axis.
-        ``is_tried``: examples of them are computed first, because the artifact is a function of its inputs and nothing
-        else. Raises ModelLoadError with all that does not fit the artifact."""
+        """``rows``: whether rows of several sequences may be computed together, each state along its own axis.
+        ``is_tried``: whether a trial with examples is made first, which requires that the artifact is a pure function
+        of its inputs. Raises ModelLoadError with all that does not fit the artifact."""
         self._name = name
         self._runtime = runtime
         self._config = config.sequence
@@ -97,8 +97,8 @@ class Sequences:
         )
 
     def _tried(self, rows: Verdict) -> Verdict:
-        """The verdict, unless sequences are seen to depend on each other, or could not be tried and have a name for a
-        reason."""
+        """The verdict after a trial. Sequences are not computed together if the trial shows that they depend on each
+        other, or if no trial was possible and the only reason is the exporter's name."""
         axes = dict.fromkeys([*self._with_rows, *[spec.name for spec in self._answer_specs]], 0)
         for output, spec in self._states.items():
             axes[output] = axes[spec.name] = self._axes[spec.name] or 0
@@ -196,7 +196,7 @@ class Sequences:
     # -- a batch ----------------------------------------------------------------------------
 
     def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
-        """Never raises: a state that has moved on must not be moved again by a second try."""
+        """Never raises, because a second try would advance a state twice."""
         results: dict[int, Result | InferdError] = {}
         left = list(enumerate(items))
         while left:
@@ -257,7 +257,7 @@ class Sequences:
         return answers
 
     def _state(self, item: Item, sequence: _Sequence, spec: TensorSpec) -> Array:
-        """What the client sent, or what the last request left, or zeros."""
+        """The state that the client sent, else that of the last request, else zeros."""
         given = item.inputs.get(spec.name)
         if given is not None:
             return given

@@ -101,7 +101,7 @@ def _ends(file: BinaryIO, size: int) -> bytes:
 
 
 def _zip_content(file: BinaryIO) -> Content:
-    import zipfile  # and four compressors: most models are no archives
+    import zipfile  # importing zipfile also imports four compressors, and most models are no archives
 
     try:
         file.seek(0)

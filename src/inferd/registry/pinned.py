@@ -26,7 +26,7 @@ def pin_files(config: ModelConfig, artifact: str, folder: Path) -> ModelConfig |
 
     None, with nothing left behind, when that is impossible: code (it imports its neighbours by their place), large
     files on another file system than the folder, a full disk, files that were replaced since. Files that other settings
-    name (labels, a chat template) are not pinned; when one of them changes, the rest alone restores nothing.
+    name (labels, a chat template) are not pinned; the model cannot be restored once one of them has changed.
     """
     if config.allow_code:
         return None

@@ -114,10 +114,9 @@ def _module_file(module: str) -> Path | None:
 
 
 def is_path(source: str) -> bool:
-    """Whether the source is a path in the file system, also one that does not exist.
-
-    Decides between a path and a hub id of the same spelling. A path exists, is written like one, ends like a model's
-    file, or is in a folder that exists. A revision (``@main``) makes it a hub id.
+    """Whether the source is a path in the file system, which need not exist, and not a hub id of the same spelling. A
+    path exists, is written like one, ends like a model's file, or is in a folder that exists. A revision (``@main``)
+    makes it a hub id.
     """
     path = Path(source).expanduser()
     if path.exists() or source.startswith((".", "/", "~")):
@@ -164,7 +163,7 @@ def resolve(source: str, progress: Progress = silent) -> Path:
 
 
 def _path_advice(source: str, path: Path) -> str:
-    """What to do about a path at which nothing is."""
+    """The remedy for a path that does not exist."""
     around = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, around, n=1)
     if close:

@@ -65,8 +65,8 @@ class _Field(NamedTuple):
 
 
 class _Fields:
-    """The fields of a text, of which the library reads only those that it knows. (It can ignore others, but then names
-    none of them and refuses a list of them without a colon, as in ``model_warmup [ {} ]``.)"""
+    """The fields of a text. Unknown ones are removed before the library reads the text. The library's own option to
+    ignore unknown fields does not name them, and refuses a list of them without a colon (``model_warmup [ {} ]``)."""
 
     def __init__(self, text: str, message: Message) -> None:
         """Raises TextFormatError where a bracket of an unknown field does not end."""

@@ -67,7 +67,7 @@ class Repository(msgspec.Struct, frozen=True):
 
 
 class _RefusedError(ValueError):
-    """Why one model cannot be served as it is."""
+    """The reason why one model cannot be served unchanged."""
 
 
 def is_repository(folder: Path) -> bool:
@@ -188,7 +188,7 @@ def _backend(config: TritonModel, folder: Path) -> str:
 
 
 def _place(tree: Tree, config: TritonModel, folder: Path, backend: str) -> None:
-    """Which files of which versions."""
+    """The files and versions to serve."""
     policy = config.version_policy
     if policy is not None and policy.all is not None:
         tree["versions"] = {"policy": "all"}
@@ -289,7 +289,7 @@ def _batching(dynamic: DynamicBatching | None, max_batch_size: int) -> Tree:
 
 
 def _sequences_together(config: TritonModel) -> DynamicBatching | None:
-    """How requests of different sequences meet, which Triton always lets them."""
+    """Settings by which requests of different sequences are computed together, as Triton always does."""
     sequence = config.sequence_batching
     if sequence is None:
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-# What is made while a worker loads stays: looking through all of it again and again is a sixth of the time until it is
-# ready. ``inferd.worker.main`` turns the collector on again.
+# Objects made while a worker loads stay alive: examining them again and again takes a sixth of the loading time.
+# ``inferd.worker.main`` turns the collector on again.
 gc.disable()
 
 from inferd.worker.main import main  # noqa: E402

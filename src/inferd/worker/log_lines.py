@@ -99,7 +99,7 @@ class Words(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s worker {worker}: %(message)s")
 
     def formatException(self, ei: object) -> str:  # noqa: N802  logging calls it so
-        """Of the operator's own code what it raised and its lines."""
+        """For an exception of the operator's own code: the exception and the code's lines."""
         assert isinstance(ei, tuple)
         error = ei[1]
         if isinstance(error, CodeFailed) and error.__cause__ is not None:

@@ -19,7 +19,7 @@ from inferd.backend import Backend, RecoversFromSteps, UsesIdleTime
 from inferd.worker.messages import Outputs
 from inferd.worker.open_requests import OpenRequests
 
-MAX_FAILED_STEPS = 3  # in a row; then the model, not a request, is what is broken
+MAX_FAILED_STEPS = 3  # failed steps in a row from which the model, and not a request, counts as broken
 
 _log = logging.getLogger("inferd.worker")
 

@@ -99,7 +99,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> AnyBac
 
 
 def _identity(config: ModelConfig) -> str:
-    from inferd.registry.identity import identity_of  # later than the channel's first message is read
+    from inferd.registry.identity import identity_of  # imported here: the channel is read sooner
 
     return identity_of(config)
 
@@ -149,7 +149,7 @@ class Worker:
             failure = ModelLoadError(f"The model could not be loaded: {type(error).__name__}: {error}.")
             self._send(LoadFailed(failure.to_failure(), "".join(traceback.format_exception(error)).rstrip()))
             return EXIT_LOAD_FAILED
-        gc.freeze()  # what was loaded stays, and is not looked through any more
+        gc.freeze()  # the loaded model stays, so the garbage collector need not examine it again
         gc.enable()
         if isinstance(backend, PreparingBackend):
             return self._generate(backend, artifact)
@@ -180,7 +180,7 @@ class Worker:
 
     def _predict(self, backend: PredictiveBackend, artifact: str) -> int:
         """Serve a predictive model, in this thread."""
-        # A batch's requests are many objects, and none of them is garbage.
+        # The requests of a batch are many objects, none of which the collector could free.
         gc.set_threshold(20_000, *gc.get_threshold()[1:])
         loop = self._loop = DirectLoop(backend, self._channel.socket, self._channel.frames, self._send)
         self._send(Ready(msgspec.structs.replace(backend.info, artifact=artifact)))
@@ -273,7 +273,7 @@ class Worker:
 
 
 def _exit(code: int) -> NoReturn:
-    """Leave at once, from any thread: no teardown of the model's libraries is worth waiting for."""
+    """End the process at once, from any thread, without waiting for the teardown of the model's libraries."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)

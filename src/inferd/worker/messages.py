@@ -79,7 +79,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
     failure: Failure
-    trace: str = ""  # for the operator's log, where code failed: what it raised, and the lines that did
+    trace: str = ""  # for the operator's log, where code failed: the exception and its lines
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):

@@ -1,7 +1,7 @@
 """The share of contended cores that a worker gets, by its model's priority class.
 
-Only batch models yield. A smaller share than the usual one needs no privileges, a larger one would. A model that runs
-alone must lose nothing, so every other class keeps the server's own share.
+Only workers of batch models get a smaller share, which needs no privileges. A larger share would need privileges. Every
+other class keeps the server's own share, so that a model that runs alone loses nothing.
 """
 
 from __future__ import annotations

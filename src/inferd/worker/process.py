@@ -42,7 +42,7 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[int] = loop.create_future()
         self.channel_error: Exception | None = None
-        self.was_ended_here = False  # its channel broke, and it did not leave by itself
+        self.was_ended_here = False  # its channel broke, and the process did not end by itself
         self._closed = asyncio.Event()
         self._channel = Channel(on_messages, self._on_closed, on_writable)
         self._ours, theirs = socket.socketpair()
@@ -89,7 +89,7 @@ class WorkerProcess:
         exited = loop.create_task(_exited(self._process))
         try:
             await loop.create_unix_connection(lambda: self._channel, sock=self._ours)
-        except OSError as error:  # no memory to watch it: the end of this process would never be noticed
+        except OSError as error:  # no memory for watching it, so the end of this process would never be noticed
             self._ours.close()
             self._on_closed(error)
         closed = loop.create_task(self._closed.wait())
@@ -118,7 +118,7 @@ async def _exited(process: subprocess.Popen[bytes]) -> None:
     except (AttributeError, OSError):  # another system, or no descriptor left
         try:
             await asyncio.to_thread(process.wait)
-        except RuntimeError:  # and no thread
+        except RuntimeError:  # no thread can be started either
             while process.poll() is None:
                 await asyncio.sleep(0.1)
         return

@@ -50,15 +50,15 @@ _log = logging.getLogger("inferd.supervisor")
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to wait for what, in seconds."""
+    """The supervisor's time limits in seconds, and its limits on restarts."""
 
     watch_s: float = 0.5  # between two checks of the clock
     silent_s: float = 5.0  # without a message from a ready worker
     silent_loading_s: float = 60.0  # while it loads, when one call may hold the interpreter for long
     first_delay_s: float = 0.1  # before the first restart; doubles with each in a row
     longest_delay_s: float = 30.0
-    useful_s: float = 5.0  # ready for this long, or having finished a request: a life that was of use
-    burst: int = 20  # useful lives that may end within ``burst_s`` before that too counts as a crash loop
+    useful_s: float = 5.0  # a worker that was ready for this long, or finished a request, had a useful life
+    burst: int = 20  # useful lives within ``burst_s`` from which their ends count as a crash loop
     burst_s: float = 60.0
     stop_s: float = 3.0  # between asking a worker to stop and killing it
     stacks_s: float = 0.2  # for a hung worker to write its stacks
@@ -86,12 +86,13 @@ class Ending(msgspec.Struct, frozen=True):
     state: Literal["died", "hung", "failed"]
     reason: str
     ready_s: float | None = None  # how long it was ready; None: never
-    was_useful: bool = False  # it had served: what ended it came from outside, or from one request
+    was_useful: bool = False  # it had served requests, so its end came from outside or from one request
     failure: Failure | None = None
 
 
 class Supervisor:
-    """One replica's worker through all its lives. ``again`` says what one after the first is started with."""
+    """Keeps one replica's worker running over restarts. ``again`` gives the configuration of every start after the
+    first."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Supervisor:
         self._info: ModelInfo | None = None
         self._load_failure: Failure | None = None
         self._has_finished = False  # a request, in this life
-        self._is_starved = False  # no process could be started for want of something that may come back
+        self._is_starved = False  # no process could be started, for lack of a resource that may become free
         self.rss_bytes = 0
         self.state: State = "starting"
         self.reason = ""
@@ -146,7 +147,7 @@ class Supervisor:
         self._task.add_done_callback(_report)
 
     def send(self, message: ToWorker) -> None:
-        """To the worker of this moment; lost with it."""
+        """Send a message to the present worker; it is lost if that worker ends."""
         if self._process is not None:
             self._process.send(message)
 
@@ -233,7 +234,7 @@ class Supervisor:
         self._process.send(Load(self._model, self._config))
 
     async def _live(self) -> Ending:
-        """The life of the present process, to its end. Afterwards nothing of it is left."""
+        """Run the present process to its end, and release everything that belonged to it."""
         process = self._process
         if process is None:
             self._change("died", self.reason)
@@ -277,13 +278,14 @@ class Supervisor:
             return hung
 
     def _what_hangs(self) -> str | None:
-        """Time is counted in checks of the clock, so that a pause of the gateway itself blames no worker."""
+        """The reason why the worker counts as hanging; None: it does not. Time passes by checks of the clock, so a
+        pause of the gateway itself does not count against a worker."""
         watch, patience = self._watch, self._patience
         watch.pass_time(clock.now(), 2 * patience.watch_s)
         if self._info is None:
             if watch.alive_s > self._config.load_timeout_s:
                 said = f"loading took longer than load_timeout_s, {self._config.load_timeout_s:g} s"
-                # Trying for as long again would not help: the cause must be removed, or the limit raised.
+                # A second try would take as long: the operator must remove the cause or raise the limit.
                 self._load_failure = ModelLoadError(
                     f"The model {self._model!r} could not be loaded: {said}; raise it if the model needs longer.",
                     param="load_timeout_s",
@@ -393,7 +395,7 @@ class _Watch:
 
 
 def _report(task: asyncio.Task[None]) -> None:
-    """A defect in here would otherwise be seen only when the server stops."""
+    """Log a defect of the supervisor's task, which otherwise shows only when the server stops."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.critical("a supervisor failed; its replica is no longer watched", exc_info=error)
 

@@ -39,8 +39,8 @@ class Given(NamedTuple):
 
     kind: Literal["picture", "numbers", "object", "texts", "table"]
     value: object  # bytes; an array; a dict; a list of texts; a dict of columns
-    origin: str  # how it is called in errors
-    text: str = ""  # what numbers were written as, where that may have been meant as a text
+    origin: str  # its name in errors
+    text: str = ""  # the text that the numbers were read from, where it may have been meant as a text
 
 
 def tensors_of(
@@ -117,7 +117,7 @@ def _content(data: bytes, origin: str, suffix: str, *, lines: bool) -> Given:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         return Given("picture", data, origin)
-    if "\0" in text:  # every kind of picture has such a byte, or is no UTF-8
+    if "\0" in text:  # every picture format has such a byte or is invalid UTF-8
         return Given("picture", data, origin)
     if suffix == ".csv":
         return _table(text, origin)

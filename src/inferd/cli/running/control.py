@@ -113,7 +113,7 @@ def _decoded(body: bytes, shape: type[Shape]) -> Shape:
 def _refusal(name: str, path: str, status: int, body: bytes) -> InferdError:
     try:
         error = json.loads(body)["error"]
-        message = error if isinstance(error, str) else str(error["message"])  # KServe's shape, or OpenAI's
+        message = error if isinstance(error, str) else str(error["message"])  # the error object of KServe or of OpenAI
     except (ValueError, KeyError, TypeError):
         message = f"The server {name} answered with status {status}."
     if status in (401, 403):

@@ -136,7 +136,7 @@ def restart(server: Server, name: str) -> int:
 
 
 def _said(report: ModelReport) -> int:
-    """What became of a model's replicas, and the exit code for it."""
+    """Prints the states of a model's replicas; returns the exit code."""
     held = f", {bytes_text(report.memory_bytes)}" if report.memory_bytes else ""
     num_all = len(report.replicas)
     click.echo(

@@ -99,12 +99,12 @@ def parameters_of(wire: TextFields, **more: object) -> dict[str, object]:
 
 
 def side_of(direction: str | None) -> str | None:
-    """Text-embeddings-inference's word for the side that is cut."""
+    """The side at which texts are cut, in inferd's spelling; text-embeddings-inference capitalises it."""
     return None if direction is None else direction.lower()
 
 
 def ignored(wire: msgspec.Struct) -> tuple[tuple[str, str], ...]:
-    """The header that lists what was sent and does nothing."""
+    """The header that lists the fields that were sent and have no effect."""
     names = [name for name in IGNORED if getattr(wire, name, msgspec.UNSET) is not msgspec.UNSET]
     return ((IGNORED_HEADER, ", ".join(names)),) if names else ()
 
@@ -136,7 +136,8 @@ def base64_of(array: Array) -> list[str]:
 
 
 def check_task(contract: Contract, *tasks: str) -> None:
-    """Raises InvalidRequest where the model can do none of them. The gateway asks before; not while it loads."""
+    """Raises InvalidRequest where the model supports none of the tasks. The gateway checks this too, except while the
+    model loads."""
     if not any(task in contract.tasks for task in tasks):
         raise InvalidRequest(
             f"This model cannot {tasks[0].replace('_', ' ')}; it can {', '.join(contract.tasks)}.",
@@ -153,7 +154,7 @@ def prediction(body: object, wire: msgspec.Struct) -> Prediction:
 
 
 class Pairs(msgspec.Struct, frozen=True):
-    """What the answer must know again. ``shared``: one text of the first side for all of the second."""
+    """The properties of the request that encoding the answer needs: its body, and the number of texts of each side."""
 
     wire: msgspec.Struct
     first: int

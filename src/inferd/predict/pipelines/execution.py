@@ -151,7 +151,7 @@ class Pipeline:
     # -- one step -----------------------------------------------------------------------------
 
     def _run_early(self, flow: _Flow) -> None:
-        """Run the operations that depend on no model. They concern one item alone."""
+        """Run the operations that depend on no model, for one item."""
         try:
             for place in self._early:
                 if not _is_alive(flow):

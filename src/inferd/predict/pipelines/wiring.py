@@ -22,7 +22,7 @@ from inferd.types import TensorSpec
 
 
 class Tensor(NamedTuple):
-    """A value that flows: a step's output, or an input of the pipeline (step None)."""
+    """A tensor between steps: a step's output, or an input of the pipeline (step None)."""
 
     step: int | None
     name: str
@@ -262,7 +262,7 @@ def chain(
 
 
 class Described(msgspec.Struct, frozen=True):
-    """Datatypes and shapes of everything that flows."""
+    """Datatypes and shapes of all tensors of a pipeline."""
 
     inputs: Mapping[str, Spec]
     outputs: Mapping[str, Spec]
@@ -311,8 +311,8 @@ def describe(pipeline: PipelineConfig, wiring: Wiring, parts: Sequence[Part], pr
 
 
 def optional_inputs(wiring: Wiring, parts: Sequence[Part]) -> frozenset[str]:
-    """The pipeline's inputs that a request may leave out: all that is made of them ends where one of several is
-    chosen."""
+    """The pipeline's inputs that a request may leave out: every result of such an input ends in an operation that needs
+    only one of its inputs."""
     inputs = {tensor for step in wiring.inputs for tensor in step.values() if tensor.step is None}
     return frozenset(tensor.name for tensor in inputs if _may_be_absent(tensor, wiring, parts))
 
@@ -332,7 +332,7 @@ def _may_be_absent(tensor: Tensor, wiring: Wiring, parts: Sequence[Part]) -> boo
 
 
 def _misfit(given: Spec, taken: Spec) -> str:
-    """Why a model cannot take what flows to it; empty: it may."""
+    """The reason why a model cannot take a tensor; empty: it can."""
     if (given.datatype == "BYTES") != (taken.datatype == "BYTES"):
         return f"takes {taken.datatype}, but is given {given.datatype}"
     if given.shape is None or taken.shape is None:

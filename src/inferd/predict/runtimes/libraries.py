@@ -37,7 +37,7 @@ def needs(module: str, what: str) -> Any:
 
 
 def check_options(name: str, what: str, config: ModelConfig, *known: str) -> None:
-    """Raises ModelLoadError for options of the model ``name`` that ``what`` has not."""
+    """Raises ModelLoadError for options of the model ``name`` that ``what`` does not have."""
     unknown = sorted(set(config.options) - set(known))
     if unknown:
         there = f"there is {known[0]} alone" if len(known) == 1 else f"there are {', '.join(known)}"
@@ -45,7 +45,7 @@ def check_options(name: str, what: str, config: ModelConfig, *known: str) -> Non
 
 
 def bound_memory(torch: Any, device: Any, memory_bytes: int | None) -> None:
-    """Let torch's allocator take no more of a GPU in this process than the model was given; None: as it likes."""
+    """Bound the GPU memory of torch's allocator in this process by the model's ``memory_bytes``; None: no bound."""
     if device.type == "cuda" and memory_bytes is not None:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total), device)

@@ -190,15 +190,15 @@ class PythonModel:
 
 
 def failed(error: Exception) -> CodeFailed:
-    """What the operator's own code has raised, as its failure."""
+    """The CodeFailed of an exception that the operator's own code raised."""
     made = CodeFailed(f"The model's own code raised {type(error).__name__}.")
     made.__cause__ = error
     return made
 
 
 class _OperatorsCode:
-    """Within, code that came with a model is called. Raises CodeFailed for what it raises, but for inferd's own errors
-    and the ends of iterations. Not a generator, as it is entered for every prediction."""
+    """A context in which code that came with a model is called. Its exceptions become CodeFailed, except inferd's own
+    errors and the ends of iterations. A class and not a generator, because it is entered for every prediction."""
 
     def __enter__(self) -> None: ...
 

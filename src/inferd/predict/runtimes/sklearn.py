@@ -378,7 +378,7 @@ def _text_columns(estimator: Any) -> dict[str | int, str]:
 
 
 def _first(model: Any) -> Any:
-    """What a pipeline gives its rows to first."""
+    """The first step of a pipeline, which gets the rows."""
     if getattr(model, "steps", None):
         return _first(model.steps[0][1])
     return _first(model.transformer_list[0][1]) if getattr(model, "transformer_list", None) else model

@@ -49,10 +49,10 @@ Compute = Callable[[Tensors], Mapping[str, Array]]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out."""
+    """The result of a trial."""
 
     is_batchable: bool  # whether there are rows, and they were not seen to depend on each other
-    reason: str = ""  # why not
+    reason: str = ""  # the reason why the rows are no batch
     shapes: Mapping[str, tuple[int, ...]]  # of the outputs; -1 when they may differ
     typical_rows: int = 0  # rows of a batch of acceptable duration; 0: there are no rows
 
@@ -83,8 +83,8 @@ def try_rows(contract: Contract, compute: Compute, failures: tuple[type[Exceptio
 
 
 def try_sequences(contract: Contract, compute: Compute, axes: Mapping[str, int]) -> str | None:
-    """How answers or states of sequences change when they are computed together. Empty: they do not. None: the model
-    accepted no example.
+    """A sentence on how answers or states of sequences change when they are computed together. Empty: they do not
+    change. None: the model accepted no example.
 
     ``axes``: the dimension of inputs and outputs along which sequences are stacked. Other inputs are the same for all.
     """
@@ -168,7 +168,7 @@ def common_refusal(contract: Contract, compute: Compute, failures: tuple[type[Ex
     """The one error message of the model for every example, for all values, numbers of rows and sizes: every request
     would get it too. None when the model computes an example, or its messages differ.
 
-    A message that does not change with the sizes is not about them: a wrong size would be part of it.
+    A message that is equal for all sizes is not about the sizes, because it would name the wrong size.
     """
     if any(spec.datatype == "BYTES" for spec in contract.inputs):
         return None  # texts can be wrong in ways that no list of examples covers

@@ -332,7 +332,8 @@ class _Proof:
         return scope
 
     def _change(self, at: _Node, found: Value) -> None:
-        """What shares memory with the changed tensor stays as it was described, or nothing is known any more."""
+        """Apply a change in place. Other tensors may share the memory, so a change to another value makes every output
+        of the program unknown (``broken``)."""
         before = at.first
         same = isinstance(found, Rows) and isinstance(before, Rows) and found == before
         if not same:

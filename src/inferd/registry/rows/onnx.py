@@ -206,8 +206,8 @@ class _Proof:
     def _after(
         self, mixed: Mixed, node: Node, values: Sequence[Value | None], scope: Mapping[str, Value], depth: int
     ) -> Sequence[Value]:
-        """The outputs of a node behind one without a rule. An operator that carries data along the rows is found also
-        behind it, as if the operators without a rule left the rows where they are."""
+        """The outputs of a node after a node without a rule. The node's own rule is applied as if the earlier operators
+        did not move the rows, so an operator that carries data along the rows is still found."""
         count = len(node.outputs)
         if mixed.is_certain or mixed.refutes_name:
             return [mixed] * count
@@ -256,7 +256,7 @@ class _Proof:
         )
 
     def _branches(self, at: _Node, scope: Mapping[str, Value], depth: int) -> Sequence[Value]:
-        """A choice that is the same for all rows: both branches must agree."""
+        """A branch that is chosen for all rows together: both branches must keep the rows on the same axis."""
         if depth >= _MAX_DEPTH:
             raise UnreadError("is nested too deeply to be read")
         if not isinstance(at.value(0), Fixed):
@@ -275,7 +275,7 @@ class _Proof:
         return [self._either(pair) for pair in zip(*found, strict=True)]
 
     def _either(self, values: Sequence[Value]) -> Value:
-        """One of several values, whichever."""
+        """The value of an output that is one of several values."""
         mixed = worst(values)
         if mixed is not None or all(value == values[0] for value in values):
             return mixed or values[0]
@@ -463,7 +463,7 @@ def _pad(at: _Node) -> Sequence[Value]:
     value = at.value(0)
     rank = len(dims_of(value))
     axis = axis_of(value)
-    plain(at.fixed(2))  # what is padded with
+    plain(at.fixed(2))  # the value of the padding
     pads: Sequence[Size] = sizes(at.integers("pads") or ()) if at.version < 11 else ()
     axes: tuple[int, ...] | None = None
     if at.version >= 11:

@@ -78,19 +78,19 @@ class Places(Rows, frozen=True):
 
 
 class Inner(Rows, frozen=True):
-    """Rows that are not the outermost part of their axis: its index is (outer x rows + row) x the rest + a place. Only
-    operators that leave the axis as it is may take it, and those that take it apart again."""
+    """A tensor whose rows are not the outermost part of their axis: an index is (outer x rows + row) x the rest + a
+    place. Valid inputs only of operators that leave the axis unchanged or split it again."""
 
     outer: Size
 
 
 class Mixed(msgspec.Struct, frozen=True):
     """A tensor in which one row may depend on another. ``is_certain``: the operator is known to carry data along the
-    rows, in place of not being known to keep them apart.
+    rows. False: it is not known to keep rows apart.
 
-    ``refutes_name``: the exporter's name of the dimension is no reason any more, because the operator's own definition
-    is not read, or because it carries data along the rows if earlier operators leave the rows where they are.
-    ``supposed``: the value, if the operators without a rule leave the rows where they are.
+    ``refutes_name``: the exporter's name of the dimension no longer counts as a reason. Either the operator's own
+    definition is not read, or it carries data along the rows if earlier operators do not move the rows. ``supposed``:
+    the value if the operators without a rule do not move the rows.
     """
 
     reason: str
@@ -103,13 +103,13 @@ Value = Fixed | Rows | Mixed
 
 
 def worst(values: Iterable[Value | None]) -> Mixed | None:
-    """Of tensors that may be mixed the one of which the most is known; None: none of them is."""
+    """The mixed tensor of which the most is known; None: no tensor is mixed."""
     mixed = [value for value in values if isinstance(value, Mixed)]
     return max(mixed, key=lambda value: (value.is_certain, value.refutes_name), default=None)
 
 
 def supposed(values: Iterable[Value | None], symbols: Symbols) -> Rows | None:
-    """The value of an operator without a rule, if it leaves the rows where they are; None: their place is not known."""
+    """The value of an operator without a rule, if it does not move the rows; None: the rows' axis is not known."""
     given = {(len(value.dims), value.axis) for value in values if type(value) is Rows}
     if len(given) != 1:
         return None
@@ -126,13 +126,13 @@ class Symbols:
         self._sizes: set[int] = set()
 
     def size(self) -> Size:
-        """A new size: not negative."""
+        """A symbol for a new size, which is not negative."""
         made = self._next()
         self._sizes.add(made)
         return Size(symbols=(made,))
 
     def number(self, key: Hashable) -> Size:
-        """The number that this operation gives; the same for the same key."""
+        """A symbol for the result of an operation; the same for the same key."""
         if key not in self._known:
             self._known[key] = self._next()
         return Size(symbols=(self._known[key],))
