@@ -164,7 +164,7 @@ class Peer:
     @property
     def is_sent_away(self) -> bool:
         """Nothing more is read of what it sends."""
-        return self.connection._is_ended
+        return self.connection.is_closing
 
     def of(self, number: int) -> list[tuple[int, bytes]]:
         """What was written to a stream: kinds and contents."""

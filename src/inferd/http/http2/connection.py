@@ -1,7 +1,7 @@
-"""One client's HTTP/2 connection: frames within limits, flow control both ways, and when to give up.
+"""One client's HTTP/2 connection: frames within limits, flow control in both directions, and time limits.
 
-Knows framing and time (RFC 9113), nothing of what is served. The frames that a read brought are looked at in one go, as far
-as a turn of the loop goes (``http.cost``), and what is answered in one turn leaves in one write.
+Knows RFC 9113. Does not know what requests mean. The frames of a read are processed at once, up to the cost of one turn
+of the event loop (``http.cost``). What is written in one turn is sent in one write.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Final, cast
 
 from inferd import clock
@@ -22,31 +23,48 @@ from inferd.http.http2.receive_budget import ReceiveBudget
 from inferd.http.http2.server import Server
 from inferd.http.http2.stream import Stream
 from inferd.http.limits import MAX_HEADER_BYTES
+from inferd.http.stall import WriteStall
 from inferd.http.tls import end_writing
 from inferd.http.upgrade import ClientConnection
 
 _log = logging.getLogger("inferd.http")
 
-MAX_STREAMS: Final = 1024
-WINDOW: Final = 4 * 1024 * 1024  # of the connection; what is kept of what comes is the streams' to bound
-WRITE_AHEAD_BYTES: Final = 256 * 1024
-GATHER_BYTES: Final = 64 * 1024  # of answers, which are written before the loop's turn is over
-HANDSHAKE_S: Final = 10.0
-HEADER_S: Final = 30.0
-PING_AFTER_S: Final = 60.0  # of silence, whether the peer is still there
-PONG_S: Final = 20.0
-MIN_PING_S: Final = 5.0  # between a client's pings to which nothing was said in between
-MAX_EXCESS_PINGS: Final = 3
-CLOSE_S: Final = 1.0  # for a peer to read why it is sent away, or to hear that no further stream is wanted
+MAX_STREAMS: Final = 1024  # open at the same time
+WINDOW: Final = 4 * 1024 * 1024  # for receiving, of the connection; streams limit what is buffered
+WRITE_AHEAD_BYTES: Final = 256 * 1024  # in the transport's write buffer; beyond that reading pauses
+GATHER_BYTES: Final = 64 * 1024  # written in one turn of the event loop; more is sent before the turn ends
+HANDSHAKE_S: Final = 10.0  # seconds for the preface and the first SETTINGS
+HEADER_S: Final = 30.0  # seconds for a header block in several frames
+PING_AFTER_S: Final = 60.0  # seconds without received bytes after which the server sends a ping
+PONG_S: Final = 20.0  # seconds after that ping within which something has to be received
+MIN_PING_S: Final = 5.0  # seconds between two of the client's pings between which no answer was sent
+MAX_EXCESS_PINGS: Final = 3  # of such pings that came sooner
+CLOSE_S: Final = 1.0  # seconds for a peer to read GOAWAY before the connection ends or no more streams are accepted
 
-_PING_PAYLOAD: Final = b"inferd.."  # in our pings
+_PING_PAYLOAD: Final = b"inferd.."  # of this server's pings
 
 _HTTP1: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
     b"This port speaks gRPC, over HTTP/2; the other one (server.port) speaks HTTP/1.1.\n"
 )
 _SETTINGS: Final = f.settings(((f.MAX_CONCURRENT_STREAMS, MAX_STREAMS), (f.MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES)))
-_WELCOME: Final = _SETTINGS + f.window_update(0, WINDOW - f.FIRST_WINDOW)
+_PREFACE: Final = _SETTINGS + f.window_update(0, WINDOW - f.FIRST_WINDOW)
+
+
+class Phase(IntEnum):
+    """The life of a connection. Phases follow in this order; some are skipped."""
+
+    PREFACE = 0  # the client's preface has not arrived (RFC 9113, section 3.4)
+    SETTINGS = 1  # its first SETTINGS have not arrived
+    OPEN = 2
+    SHUTTING_DOWN = 3  # GOAWAY was announced; streams are accepted until the client has seen it (section 6.8)
+    DRAINING = 4  # no further streams are accepted; the open ones are finished
+    CLOSING = 5  # nothing is read any more; what was written is being sent
+    FAILED = 6  # likewise after a connection error, but only for ``CLOSE_S``
+    CLOSED = 7
+
+
+_PREFACE_PHASE, _SETTINGS_PHASE, _OPEN, _SHUTTING_DOWN, _DRAINING, _CLOSING, _FAILED, _CLOSED = Phase
 
 
 class Connection(ClientConnection):
@@ -57,26 +75,21 @@ class Connection(ClientConnection):
         "_budget",
         "_excess_pings",
         "_expected_kind",
-        "_has_preface",
         "_has_received",
-        "_is_calm",
-        "_is_ended",
         "_is_turn_pending",
         "_last_seen",
         "_last_served",
-        "_leave_at",
-        "_made_at",
         "_out",
         "_out_bytes",
+        "_phase",
         "_ping_sent_at",
         "_pinged_at",
         "_receivable",
         "_received_at",
         "_server",
-        "_shut_at",
+        "_since",
         "_soon",
-        "_stuck_bytes",
-        "_stuck_since",
+        "_stall",
         "_timer",
         "_transport",
         "_unacknowledged",
@@ -97,51 +110,54 @@ class Connection(ClientConnection):
     _transport: asyncio.Transport
 
     def __init__(self, server: Server) -> None:
-        now = clock.now()
         self._server = server
         self._soon = server.call_soon
-        self._out: list[bytes] = []  # written, and not yet given to the transport
-        self._out_bytes = 0
+        self._phase = _PREFACE_PHASE
+        self._since = now = clock.now()  # of the phase, where it has a time limit
+        self._timer: asyncio.TimerHandle | None = None  # ends the connection after it began to close
+        # Reading.
+        self._unparsed = b""  # of an incomplete frame, or what one turn has left
+        self._is_turn_pending = False  # ``_unparsed`` waits for a turn of the event loop
+        self._expected_kind: int | None = f.SETTINGS  # the only kind of frame that may follow; None: any
         self._blocks = HeaderBlocks()
-        self._unparsed = b""  # of a frame that has not come whole
-        self._has_preface = False  # the preface has come
-        self._is_ended = False  # a GOAWAY says why; nothing more is read
-        self._expected_kind: int | None = f.SETTINGS  # the only kind of frame that may come next
-        self._last_seen = 0  # the last stream that the client has begun
-        self._receivable = WINDOW
-        self._unacknowledged = 0  # of the window, and not given back yet
+        self._last_seen = 0  # the last stream that the client has opened
+        self._last_served = 0  # while draining: the last stream that is served
+        self._receivable = WINDOW  # bytes that the client may still send
+        self._unacknowledged = 0  # received bytes by which the window was not opened again yet
         self.receive_budget = ReceiveBudget()
+        # Cost and liveness.
         self._budget = cost.CostBudget(now)
-        self._is_turn_pending = False  # for a turn to look at the rest of what was read
-        self.cost = 0  # done in this turn
-        self.cost_credit = 0  # since that was last entered
+        self.cost = 0  # of this turn, in units of ``http.cost``
+        self.cost_credit = 0  # since it was last added to the budget
+        self._pinged_at = 0.0  # when the client sent its last ping
         self._excess_pings = 0
-        self._pinged_at = 0.0  # when the client last asked whether we are there
-        self._has_received = False  # something since the last look
-        self._received_at = self._made_at = now
-        self._last_served: int | None = None  # the last stream that is served
-        self._shut_at = 0.0  # 0: the server stays
-        self._leave_at = 0.0  # when it was decided that this connection ends
-        self._is_calm = False  # and it ends in peace: what was written is to arrive
-        self._stuck_since = 0.0
-        self._stuck_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._ping_sent_at = 0.0  # when we last asked whether the client is there; 0: it has said something since
+        self.has_answered = False  # since the client's last ping
+        self._has_received = False  # since the last check of timeouts
+        self._received_at = now
+        self._ping_sent_at = 0.0  # when the server sent a ping after which nothing was received; 0: there is none
+        # Writing.
+        self._out: list[bytes] = []  # written in this turn, and not passed to the transport yet
+        self._out_bytes = 0
+        self._stall = WriteStall()
         self.streams: dict[int, Stream] = {}
-        self.send_queue: deque[Stream] = deque()  # those with something to say that their own windows would take
+        self.send_queue: deque[Stream] = deque()
         self.sendable = f.FIRST_WINDOW
-        self.first_window = f.FIRST_WINDOW  # of each stream, as the client has it
+        self.first_window = f.FIRST_WINDOW
         self.max_frame = f.MAX_FRAME
-        self.table_update = b""  # what the next header block has to begin with
-        self.has_answered = False  # something else than what every client makes us say, since its last ping
+        self.table_update = b""
         self.is_writable = True
 
-    # -- the transport's side ---------------------------------------------------------------
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing is read any more."""
+        return self._phase >= _CLOSING
+
+    # -- called by the transport ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if not self._server.accepts_connection():
-            self._is_ended = True
+            self._phase = _CLOSED
             self._transport.write(
                 _SETTINGS + f.goaway(0, f.ENHANCE_YOUR_CALM, "too_many_connections: raise server.max_connections")
             )
@@ -151,7 +167,7 @@ class Connection(ClientConnection):
         self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_ended = True
+        self._phase = _CLOSED
         self._out.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -161,7 +177,7 @@ class Connection(ClientConnection):
 
     def data_received(self, data: bytes) -> None:
         self._has_received = True
-        if self._is_ended:
+        if self._phase >= _CLOSING:
             return
         if self._unparsed:
             data = self._unparsed + data
@@ -172,11 +188,11 @@ class Connection(ClientConnection):
             self._read(data)
 
     def _read(self, data: bytes) -> None:
-        """Look at as much as a turn allows, and keep the rest."""
+        """Process as many frames as one turn allows, and keep the rest."""
         self.cost += cost.READ
         try:
             at = 0
-            if not self._has_preface:
+            if self._phase is _PREFACE_PHASE:
                 at = self._read_preface(data)
                 if not at:
                     return
@@ -188,13 +204,13 @@ class Connection(ClientConnection):
             self._fail(fault.code, fault.why)
             return
         except Exception:
-            # A boundary: what is raised in a callback ends the connection and its calls, also where the loop does not.
+            # The event loop would not close the connection after every callback that calls this.
             _log.exception("a connection's frames could not be taken")
             self._fail(f.INTERNAL_ERROR, "internal_error")
             return
         if at < len(data):
             self._unparsed = data[at:]
-            if spent >= cost.MAX_PER_TURN and not self._is_ended:
+            if spent >= cost.MAX_PER_TURN and self._phase < _CLOSING:
                 self._wait_for_turn()
         if self._unacknowledged >= WINDOW // 2:
             self._receivable += self._unacknowledged
@@ -202,11 +218,10 @@ class Connection(ClientConnection):
             self._unacknowledged = 0
 
     def call_in_turn(self, call: Callable[[], None]) -> None:
-        """Call it in a turn of the loop in which no other connection goes on."""
         self._server.turn_queue.add(call)
 
     def _wait_for_turn(self) -> None:
-        """The rest is looked at in another turn, and nothing is read before."""
+        """Pause reading, and process the rest of the frames in another turn."""
         self._is_turn_pending = True
         self._transport.pause_reading()
         self._server.turn_queue.add(self._continue)
@@ -215,17 +230,16 @@ class Connection(ClientConnection):
         self._is_turn_pending = False
         if self._transport.is_closing():
             return
-        if not self._is_ended:
+        if self._phase < _CLOSING:
             if not self.is_writable:
-                return  # it goes on when its answers are taken
+                return  # ``resume_writing`` continues
             data, self._unparsed = self._unparsed, b""
             self._read(data)
         if not self._is_turn_pending and self.is_writable:
             self._transport.resume_reading()
 
     def write(self, data: bytes) -> None:
-        """At the end of this turn of the loop, with whatever else is written until then."""
-        if self._is_ended:
+        if self._phase >= _CLOSING:
             return
         out = self._out
         if not out:
@@ -243,15 +257,14 @@ class Connection(ClientConnection):
             out.clear()
 
     def pause_writing(self) -> None:
-        """Nothing more is read from who does not read: whatever it sends, it cannot make us say more."""
+        """Pause reading as well, so that a client that reads nothing cannot make the server write more."""
         self.is_writable = False
-        self._stuck_since = clock.now()
-        self._stuck_bytes = self._transport.get_write_buffer_size()
+        self._stall.begin(self._transport)
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        self._stuck_since = 0.0
+        self._stall.end()
         if not self._is_turn_pending and not self._transport.is_closing():
             if self._unparsed:
                 self._wait_for_turn()
@@ -263,28 +276,27 @@ class Connection(ClientConnection):
                 stream.drained()
 
     def charge(self, cost: int) -> None:
-        """What a stream's message costs beside its frames, in units of ``http.cost``."""
         self.cost += cost
 
     # -- frames -----------------------------------------------------------------------------
 
     def _read_preface(self, data: bytes) -> int:
-        """The preface; 0 while it is not complete, or wrong."""
+        """Read the client's preface. Return its size; 0: it is incomplete, or the client does not speak HTTP/2."""
         size = len(f.PREFACE)
         if data[:size] != f.PREFACE:
             if f.PREFACE.startswith(data):
                 self._unparsed = data
             else:
-                self._is_ended = True
+                self._phase = _CLOSED
                 self._transport.write(_HTTP1)
                 self._transport.close()
             return 0
-        self._has_preface = True
-        self.write(_WELCOME)
+        self._phase = _SETTINGS_PHASE
+        self.write(_PREFACE)
         return size
 
     def _read_frames(self, data: bytes, at: int) -> int:
-        """Every whole frame from ``at`` on; returns where the last one ends. Raises Fault."""
+        """Process complete frames from ``at`` on, within the turn's cost. Return where the last ends. Raises Fault."""
         unpack, streams, end, turn = f.HEAD.unpack_from, self.streams, len(data), cost.MAX_PER_TURN
         while end - at >= f.HEAD_BYTES and self.cost < turn:
             high, low, kind, flags, number = unpack(data, at)
@@ -325,7 +337,7 @@ class Connection(ClientConnection):
                 self._headers(number, data, start, stop, flags)
             else:
                 self._control_frame(kind, flags, number, data[start:stop])
-            if self._is_ended:
+            if self._phase >= _CLOSING:
                 return end
         return at
 
@@ -348,7 +360,7 @@ class Connection(ClientConnection):
         self._expected_kind = f.CONTINUATION
 
     def _continuation(self, number: int, payload: bytes, is_last: bool) -> None:
-        self._blocks.go_on(number, payload)
+        self._blocks.append(number, payload)
         if is_last:
             self._expected_kind = None
             self._block_complete(number, *self._blocks.whole())
@@ -367,8 +379,8 @@ class Connection(ClientConnection):
                 return
             self._blocks.remember(block, head)
         self._last_seen = number
-        if self._last_served is not None and number > self._last_served:
-            return  # it has been told that nobody looks
+        if self._phase is _DRAINING and number > self._last_served:
+            return  # the client knows from GOAWAY that the stream is not processed
         if len(self.streams) >= MAX_STREAMS:
             self.write(f.reset(number, f.REFUSED_STREAM))
             return
@@ -381,18 +393,18 @@ class Connection(ClientConnection):
                 stream.data_received(b"", 0, 0, True)
 
     def _decoded(self, block: bytes) -> Sequence[Header] | None:
-        """As ``HeaderBlocks.decode``."""
+        """As ``HeaderBlocks.decode``, with the cost."""
         self.cost += cost.HEADERS + len(block)
         headers = self._blocks.decode(block)
         self.cost += self._blocks.num_headers * cost.HEADER
         return headers
 
     def _trailers(self, number: int, block: bytes, is_end: bool) -> None:
-        """Headers behind a request's body: read, as the table has to be kept, and used by nobody."""
+        """Trailers of a request. They are decoded, because they may change HPACK's table, and not used."""
         headers = self._decoded(block)
         stream = self.streams.get(number)
         if stream is None:
-            return  # we had answered without waiting for them, or it is a stream that was given up
+            return  # the stream was answered or cancelled before
         if stream.is_request_complete:
             self._reset_stream(stream, f.STREAM_CLOSED)
         elif not is_end or headers is None or any(name[:1] == b":" for name, _ in headers):
@@ -402,7 +414,7 @@ class Connection(ClientConnection):
             stream.data_received(b"", 0, 0, True)
 
     def _late_data(self, number: int, stream: Stream | None) -> None:
-        """A body's bytes of a stream that takes none."""
+        """DATA of a stream that is not open (RFC 9113, section 5.1)."""
         if not number or number > self._last_seen:
             raise Fault(f.PROTOCOL_ERROR, f"DATA of the stream {number}, which has not begun")
         if stream is not None:
@@ -424,7 +436,7 @@ class Connection(ClientConnection):
         elif kind == f.GOAWAY:
             if number or len(payload) < 8:
                 raise Fault(f.PROTOCOL_ERROR if number else f.FRAME_SIZE_ERROR, "GOAWAY of a wrong form")
-        else:  # PRIORITY, which nobody heeds any more, or a kind that is not known
+        else:  # PRIORITY, which is deprecated (section 5.3.2), or an unknown kind, which is ignored (section 4.1)
             if kind == f.PRIORITY and (not number or len(payload) != 5):
                 raise Fault(f.FRAME_SIZE_ERROR if number else f.PROTOCOL_ERROR, "PRIORITY of a wrong form")
 
@@ -463,7 +475,7 @@ class Connection(ClientConnection):
         if number or len(payload) != 8:
             raise Fault(f.PROTOCOL_ERROR if number else f.FRAME_SIZE_ERROR, "PING of a wrong form")
         if flags & f.ACK:
-            if self._shut_at and self._last_served is None:
+            if self._phase is _SHUTTING_DOWN:
                 self._send_final_goaway()
             return
         now = clock.now()
@@ -486,8 +498,10 @@ class Connection(ClientConnection):
                 raise Fault(f.PROTOCOL_ERROR, "an acknowledgement in place of SETTINGS")
             return
         self._expected_kind = None
+        if self._phase is _SETTINGS_PHASE:
+            self._phase = _OPEN
         self.cost += cost.FRAME * (2 + len(self.streams))
-        for name, value in dict(f.read_settings(payload)).items():  # of several values the last one holds
+        for name, value in dict(f.read_settings(payload)).items():  # the last value of a name counts
             if name == f.INITIAL_WINDOW_SIZE:
                 if value > f.MAX_WINDOW or any(
                     value + one.window_offset > f.MAX_WINDOW for one in self.streams.values()
@@ -502,7 +516,7 @@ class Connection(ClientConnection):
                 if value > 1:
                     raise Fault(f.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}")
             elif name == f.HEADER_TABLE_SIZE and value < 4096:
-                self.table_update = b"\x20"  # it wants to hear of that, though our table was empty before
+                self.table_update = b"\x20"  # required (RFC 7541, section 4.2), though this server's table is empty
         self.write(f.SETTINGS_ACK)
         for stream in self.streams.values():
             stream.enqueue()
@@ -511,15 +525,13 @@ class Connection(ClientConnection):
     # -- streams ----------------------------------------------------------------------------
 
     def stream_closed(self, stream: Stream) -> None:
-        """Both sides have said everything, or one has given up."""
         self.streams.pop(stream.id, None)
         if stream.reserved_bytes or stream.wanted_bytes:
             self.receive_budget.release(stream)
-        if self._last_served is not None and not self.streams:
-            self._close(is_calm=True)
+        if self._phase is _DRAINING and not self.streams:
+            self._close(_CLOSING)
 
     def pump(self) -> None:
-        """Say what the connection's window has kept back: a frame of each stream in turn."""
         queue = self.send_queue
         while queue and self.sendable > 0 and self.is_writable:
             stream = queue.popleft()
@@ -527,7 +539,7 @@ class Connection(ClientConnection):
             stream.pump()
 
     def _reset_stream(self, stream: Stream, code: int) -> None:
-        """The client has broken a rule of its stream."""
+        """A stream error (RFC 9113, section 5.4.2)."""
         self.write(f.reset(stream.id, code))
         self._cancel_stream(stream)
 
@@ -541,44 +553,44 @@ class Connection(ClientConnection):
     # -- the end ----------------------------------------------------------------------------
 
     def shut_down(self) -> None:
-        """The server is leaving. First the client hears that it should begin nothing; what it has begun by the time
-        it has heard of that is served."""
-        if self._shut_at or self._is_ended:
+        """Shut down in two steps (RFC 9113, section 6.8), so that no request is lost that is on its way.
+
+        The first GOAWAY announces the shutdown. When the client has answered the ping that follows it, or after
+        ``CLOSE_S``, the second one names the last stream that is served.
+        """
+        if self._phase >= _SHUTTING_DOWN:
             return
-        self._shut_at = clock.now()
-        if not self._has_preface:
-            self._close(is_calm=True)
+        if self._phase is _PREFACE_PHASE:
+            self._close(_CLOSING)
             return
+        self._phase, self._since = _SHUTTING_DOWN, clock.now()
         self.write(f.goaway(f.MAX_WINDOW, f.NO_ERROR) + f.frame(f.PING, 0, 0, _PING_PAYLOAD))
 
     def _send_final_goaway(self) -> None:
+        self._phase = _DRAINING
         self._last_served = self._last_seen
         self.write(f.goaway(self._last_seen, f.NO_ERROR))
         if not self.streams:
-            self._close(is_calm=True)
+            self._close(_CLOSING)
 
     def abort(self) -> None:
         self._transport.abort()
 
     def check_timeouts(self, now: float) -> None:
-        """Give up on a client that takes too long, or is not there."""
         if self._has_received:
             self._has_received, self._received_at, self._ping_sent_at = False, now, 0.0
-        if self._stuck_since:
-            left = self._transport.get_write_buffer_size()
-            if left != self._stuck_bytes:
-                self._stuck_bytes, self._stuck_since = left, now
-            elif now - self._stuck_since > self._server.send_s:
-                self._transport.abort()
-                return
-        if self._is_ended:
+        if self._stall.is_active and self._stall.has_expired(self._transport, now, self._server.send_s):
+            self._transport.abort()
             return
-        if self._expected_kind == f.SETTINGS:
-            if now - self._made_at > HANDSHAKE_S:
+        phase = self._phase
+        if phase >= _CLOSING:
+            return  # ``_timer`` ends the connection
+        if phase <= _SETTINGS_PHASE:
+            if now - self._since > HANDSHAKE_S:
                 self._transport.abort()
         elif self._blocks.since and now - self._blocks.since > HEADER_S:
             self._fail(f.ENHANCE_YOUR_CALM, "headers that do not end")
-        elif self._shut_at and self._last_served is None and now - self._shut_at > CLOSE_S:
+        elif phase is _SHUTTING_DOWN and now - self._since > CLOSE_S:
             self._send_final_goaway()
         elif self._ping_sent_at:
             if now - self._ping_sent_at > PONG_S:
@@ -590,38 +602,40 @@ class Connection(ClientConnection):
             stream.check_timeouts(now, self._server.send_s)
 
     def _fail(self, code: int, why: str) -> None:
-        """Send the client away. What it still sends is read and not looked at for a moment: who closes a connection
-        with unread bytes takes back what was written last."""
+        """End the connection with an error (RFC 9113, section 5.4.1).
+
+        What the client sends is read and discarded for ``CLOSE_S``. Closing a socket with unread bytes resets the
+        connection, and the client might lose GOAWAY.
+        """
         self._unparsed = b""
         self.write(f.goaway(self._last_seen, code, why))
-        self._close(is_calm=False)
+        self._close(_FAILED)
         self._cancel_streams()
 
-    def _close(self, *, is_calm: bool) -> None:
-        """What was written goes out; then the connection ends."""
+    def _close(self, phase: Phase) -> None:
+        """Send what was written, then end the connection. ``phase``: CLOSING or FAILED."""
         self._flush()
-        self._is_ended = True
-        self._is_calm = is_calm
+        self._phase = phase
         if self._timer is None:
-            self._leave_at = clock.now()
+            self._since = clock.now()
             end_writing(self._transport)
             self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self._abort_when_sent)
 
     def _abort_when_sent(self) -> None:
-        is_on_its_way = self._is_calm and self._transport.get_write_buffer_size() > 0
-        if is_on_its_way and clock.now() - self._leave_at < self._server.send_s:
+        is_sending = self._phase is _CLOSING and self._transport.get_write_buffer_size() > 0
+        if is_sending and clock.now() - self._since < self._server.send_s:
             self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self._abort_when_sent)
         else:
             self._transport.abort()
 
     def _cancel_streams(self) -> None:
-        """Nothing that is under way will be heard."""
         for stream in tuple(self.streams.values()):
             self._cancel_stream(stream)
         self.receive_budget.clear()
 
 
 def _unpadded(data: bytes, start: int, stop: int) -> tuple[int, int]:
+    """The payload without padding (RFC 9113, section 6.1). Raises Fault."""
     if start == stop:
         raise Fault(f.FRAME_SIZE_ERROR, "a padded frame without its padding's length")
     padding = data[start]

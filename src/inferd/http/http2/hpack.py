@@ -1,6 +1,6 @@
-"""HPACK (RFC 7541): a peer's header blocks with its dynamic table; ours, which need none.
+"""HPACK (RFC 7541): decoding a peer's header blocks with the dynamic table, and encoding literals without it.
 
-``tests/http/http2`` compares it with the library ``hpack``, which takes five times as long for the block of a gRPC call.
+``tests/http/http2`` compares it with the library ``hpack``, which takes five times as long for a block of a gRPC call.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from inferd.http.limits import MAX_HEADERS
 
 Header = tuple[bytes, bytes]
 
-TABLE_BYTES: Final = 4096  # of the dynamic table, as every peer assumes; no setting of ours says otherwise
-_ENTRY_BYTES: Final = 32  # that an entry counts besides its name and value
+TABLE_BYTES: Final = 4096  # of the dynamic table: the default, which this server's SETTINGS do not change
+_ENTRY_BYTES: Final = 32  # of an entry besides its name and value (section 4.1)
 _MAX_INTEGER: Final = 1 << 28
-_ABSURD: Final = 4
+_MAX_EXCESS: Final = 4  # times the limit of a block's size, beyond which the connection ends
 
 STATIC: Final[tuple[Header, ...]] = (
     (b":authority", b""),
@@ -33,44 +33,46 @@ STATIC: Final[tuple[Header, ...]] = (
         for name in (
             b"accept-language accept-ranges accept access-control-allow-origin age allow authorization cache-control "
             b"content-disposition content-encoding content-language content-length content-location content-range "
-            b"content-type cookie date etag expect expires from host if-match if-modified-since if-none-match if-range "
-            b"if-unmodified-since last-modified link location max-forwards proxy-authenticate proxy-authorization range "
-            b"referer refresh retry-after server set-cookie strict-transport-security transfer-encoding user-agent vary "
-            b"via www-authenticate"
+            b"content-type cookie date etag expect expires from host if-match if-modified-since if-none-match "
+            b"if-range if-unmodified-since last-modified link location max-forwards proxy-authenticate "
+            b"proxy-authorization range referer refresh retry-after server set-cookie strict-transport-security "
+            b"transfer-encoding user-agent vary via www-authenticate"
         ).split()
     ),
 )
 
 
 class HpackError(ValueError):
-    """A block that cannot be read: after it nothing that the connection's headers say can be known."""
+    """A block that cannot be decoded. The table is unknown from then on, so later blocks cannot be decoded either."""
 
 
 class Decoder:
-    """Reads the blocks of one connection, in their order."""
+    """Decodes the header blocks of one connection, in their order."""
 
     __slots__ = ("_limit", "_size", "_table", "num_headers", "version")
 
     def __init__(self) -> None:
         self._table: list[Header] = []  # the newest first
         self._size = 0
-        self._limit = TABLE_BYTES  # that the peer has chosen
-        self.num_headers = 0  # of the block that was read last
+        self._limit = TABLE_BYTES  # of the table; the peer may choose less
+        self.num_headers = 0  # fields of the block that was decoded last
         self.version = 0
-        """Changes with the table: a block read under one version means the same as long as that lasts."""
+        """Changes with the table. While it stays the same, equal blocks have equal meanings."""
 
     def decode(self, block: bytes, max_bytes: int) -> list[Header] | None:
-        """The headers in their order; None where they are larger than ``max_bytes``, each counted with 32 bytes
-        more, or more than ``MAX_HEADERS``: the table is kept all the same, unless they are many times as large. Raises
-        HpackError."""
+        """The fields of a block in their order; None where they exceed ``max_bytes`` or ``MAX_HEADERS``.
+
+        A field counts its name, its value and 32 bytes. A block beyond the limits is decoded all the same, because it
+        may change the table. Raises HpackError for an invalid block, and for one many times as large as ``max_bytes``.
+        """
         found: list[Header] = []
         at, end, size, count = 0, len(block), 0, 0
         while at < end:
             byte = block[at]
-            if byte >= 0x80:  # a known header
+            if byte >= 0x80:  # an indexed field
                 number, at = (byte & 0x7F, at + 1) if byte != 0xFF else _integer(block, at, 7)
                 header = self._entry(number)
-            elif byte >= 0x40:  # one to be remembered
+            elif byte >= 0x40:  # a literal field that enters the table
                 header, at = self._literal(block, at, 6)
                 self._remember(header)
             elif byte >= 0x20:
@@ -90,8 +92,8 @@ class Decoder:
             if size <= max_bytes:
                 if count <= MAX_HEADERS:
                     found.append(header)
-            elif size > _ABSURD * max_bytes:
-                raise HpackError(f"a few bytes that stand for more than {_ABSURD * max_bytes} bytes of headers")
+            elif size > _MAX_EXCESS * max_bytes:
+                raise HpackError(f"a few bytes that stand for more than {_MAX_EXCESS * max_bytes} bytes of headers")
         self.num_headers = count
         return found if size <= max_bytes and count <= MAX_HEADERS else None
 
@@ -170,7 +172,7 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header that nobody is to remember, so that blocks may be put together of such pieces in any order."""
+    """A literal field without indexing (section 6.2.2). It changes no table, so blocks can join such fields freely."""
     return b"\x00" + _sized(name) + _sized(value)
 
 

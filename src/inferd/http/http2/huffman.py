@@ -1,4 +1,4 @@
-"""HPACK's Huffman code (RFC 7541, appendix B), read a byte at a time; nothing is written in it.
+"""HPACK's Huffman code (RFC 7541, appendix B): decoding, a byte at a time. This server does not encode with it.
 
 The code is canonical: symbols of one length have consecutive codes, in the order in which they are listed here, and
 those of the next length go on where these end. So the lengths are the whole table.
@@ -34,15 +34,15 @@ _BY_LENGTH: Final = (
 )
 
 _Row = list[tuple[int, bytes]]
-"""For each byte more: the next state, and the symbols that were completed, of which there are two at most."""
+"""For each value of the next byte: the next state, and the symbols that are complete with it (two at most)."""
 
 
 class HuffmanError(ValueError):
-    """This is no string in this code."""
+    """The bytes are no string in this code."""
 
 
 def decode(data: bytes) -> bytes:
-    """Raises HuffmanError."""
+    """The string that ``data`` encodes (RFC 7541, section 5.2). Raises HuffmanError."""
     rows = _rows()
     state, found = 0, []
     for byte in data:
@@ -50,12 +50,15 @@ def decode(data: bytes) -> bytes:
         if symbols:
             found.append(symbols)
     if state not in rows.may_end:
-        raise HuffmanError("the end of a string is within it, or what fills its last byte is not the end's beginning")
+        raise HuffmanError("the string contains its end symbol, or its padding is no prefix of that symbol")
     return b"".join(found)
 
 
 class _Rows(dict[int, _Row]):
-    """A row for each state, which is the bits of a symbol that have been read; made when it is first needed."""
+    """The transitions of the decoder: a row for each state. A row is computed when it is first used.
+
+    A state stands for the bits of an incomplete symbol.
+    """
 
     def __init__(self) -> None:
         self._symbols: dict[str, bytes] = {}
@@ -69,10 +72,10 @@ class _Rows(dict[int, _Row]):
         prefixes = {bits[:size] for bits in (*self._symbols, "1" * 30) for size in range(len(bits))}
         self._prefixes = sorted(prefixes, key=lambda bits: (len(bits), bits))
         self._states = {prefix: number for number, prefix in enumerate(self._prefixes)}
-        self._refused = len(self._prefixes)  # the state behind the end of a string, which it does not leave
+        self._refused = len(self._prefixes)  # the state after an invalid symbol, which is never left
         self[self._refused] = [(self._refused, b"")] * 256
         self.may_end = frozenset(self._states["1" * size] for size in range(8))
-        """States in which a string may end: less than a byte of ones."""
+        """States in which a string may end: after a padding of less than eight ones."""
 
     def __missing__(self, state: int) -> _Row:
         row = self[state] = [self._next(self._prefixes[state], byte) for byte in range(256)]

@@ -1,5 +1,7 @@
-"""A request's headers (RFC 9113, section 8.3), checked as the RFC demands it: whoever read them otherwise would see
-another request."""
+"""The header fields of a request, with the checks of RFC 9113, sections 8.2 and 8.3.
+
+The checks prevent request smuggling: a program that reads a malformed request in another way would see another request.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,16 @@ _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 
 
 class Request(NamedTuple):
+    """A well-formed request."""
+
     method: bytes
     path: bytes
-    headers: list[Header]  # without those that begin with a colon
-    length: int | None  # of the body, where that was told
+    headers: list[Header]  # without pseudo-header fields, whose names begin with a colon
+    length: int | None  # Content-Length, in bytes
 
 
 def read_request(headers: Sequence[Header]) -> Request | None:
-    """None: it is malformed."""
+    """The request of decoded header fields; None: it is malformed."""
     pseudo: dict[bytes, bytes] = {}
     others: list[Header] = []
     length: int | None = None
@@ -52,5 +56,5 @@ def read_request(headers: Sequence[Header]) -> Request | None:
 
 
 def is_fit(name: bytes) -> bool:
-    """Whether a header may have this name, or one behind the body."""
+    """Whether a header or trailer field may have this name (RFC 9113, sections 8.2.1 and 8.2.2)."""
     return _NAME.fullmatch(name) is not None and name not in _OF_ONE_CONNECTION

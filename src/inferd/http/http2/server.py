@@ -1,4 +1,4 @@
-"""What a connection asks of the server that it belongs to: room, meanings of header blocks, streams, the turn of the loop."""
+"""What an HTTP/2 connection requires of its server."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from inferd.http.upgrade import ClientConnection
 
 
 class Server(Protocol):
-    """The server, as a connection sees it."""
+    """A server of HTTP/2 connections."""
 
     connections: set[ClientConnection]
     turn_queue: TurnQueue
 
     def call_soon(self, call: Callable[[], None], /) -> object:
-        """Call it at the end of this turn of the loop."""
+        """Call ``call`` at the end of this turn of the event loop."""
 
     @property
     def send_s(self) -> float:
-        """Seconds that a client may take nothing of what is said to it."""
+        """Seconds without progress after which blocked output is a timeout."""
 
     def accepts_connection(self) -> bool:
-        """Whether there may be one more connection."""
+        """Whether one more connection may be open."""
 
     def read_head(self, headers: Sequence[Header] | None) -> object | None:
-        """What a header block means, for as long as it is remembered; None of them: they were too large. None: they
-        are malformed."""
+        """Interpret the header fields of a request; None as ``headers``: they exceeded the limits.
+
+        The result is passed to ``open_stream``, and reused for identical header blocks of the connection. None: the
+        request is malformed (RFC 9113, section 8.1.1).
+        """
 
     def open_stream(self, connection: StreamConnection, number: int, head: object) -> Stream:
-        """A stream begins."""
+        """The stream ``number`` for a new request. ``head`` is a result of ``read_head``."""
 
-    def connection_closed(self, connection: ClientConnection) -> None: ...
+    def connection_closed(self, connection: ClientConnection) -> None:
+        """Forget a connection that is closed."""

@@ -1,6 +1,6 @@
-"""One stream of a connection: what is written to it within the windows of flow control, and what it may still bring.
+"""One HTTP/2 stream: sending an answer within the flow control windows, and the window for receiving.
 
-Knows frames and windows (RFC 9113, section 5.2); a subclass knows what is said.
+Knows frames and windows (RFC 9113, sections 5.2 and 6.9). A subclass knows what requests and answers mean.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from inferd.http.http2.frames import (
 )
 from inferd.http.http2.receive_budget import ReceiveBudget
 
-SLOWEST: Final = 16 * 1024  # bytes per second, behind which a peer's time is not prolonged
+SLOWEST: Final = 16 * 1024
+"""Bytes per second. A peer that receives or sends faster than this gets more time for a large message."""
 
 _DATA_TAIL: Final = bytes((DATA, 0))
 _LAST_HEADERS: Final = bytes((HEADERS, END_HEADERS | END_STREAM))
@@ -35,22 +36,24 @@ _FIRST_HEADERS: Final = bytes((HEADERS, END_HEADERS))
 
 
 class StreamConnection(Protocol):
-    """What a stream uses of its connection."""
+    """What a stream requires of its connection."""
 
     receive_budget: ReceiveBudget
     send_queue: deque[Stream]  # streams with pending bytes that their own windows allow
     sendable: int  # bytes that the connection's window allows
-    first_window: int  # the window of a new stream
-    max_frame: int
+    first_window: int  # the initial window of the peer's streams
+    max_frame: int  # payload bytes of a frame that the peer accepts
     table_update: bytes  # the beginning of the next header block
     has_answered: bool  # an answer was sent since the client's last ping
-    cost_credit: int
+    cost_credit: int  # in units of ``http.cost``, like ``cost``
     cost: int
-    is_writable: bool
+    is_writable: bool  # the transport's write buffer has room
 
-    def write(self, data: bytes, /) -> None: ...
+    def write(self, data: bytes, /) -> None:
+        """Send ``data`` at the end of this turn of the event loop."""
+
     def pump(self) -> None:
-        """Send one frame of each stream in ``line`` in turn, as far as the windows allow."""
+        """Send one frame of each stream in ``send_queue`` in turn, as far as the windows allow."""
 
     def stream_closed(self, stream: Stream, /) -> None:
         """Forget a stream that is over."""
@@ -59,11 +62,11 @@ class StreamConnection(Protocol):
         """Count ``cost``, in units of ``http.cost``, for a message of a stream."""
 
     def call_in_turn(self, call: Callable[[], None], /) -> None:
-        """Call it in a turn of the loop in which no other connection continues."""
+        """Call ``call`` in a turn of the event loop in which no other connection continues."""
 
 
 class Stream(ABC):
-    """A request and its answer. It is over when both sides have said everything, or one of them gives up."""
+    """A request and its answer. It is over when both are complete, or when one side has cancelled it."""
 
     __slots__ = (
         "_blocked_since",
@@ -85,62 +88,67 @@ class Stream(ABC):
     def __init__(self, connection: StreamConnection, number: int) -> None:
         self.connection = connection
         self.id = number
-        self.window_offset = 0  # what the peer takes beyond its window for new streams; less than 0 when it took some
+        self.window_offset = 0  # the send window is ``connection.first_window`` plus this; negative after sending
         self.receivable = FIRST_WINDOW  # bytes that the peer may still send
-        self.wanted_bytes = 0  # bytes to be granted when there is room for them
-        self.is_request_complete = False
+        self.wanted_bytes = 0  # as ``ReceivingStream`` defines it
+        self.is_request_complete = False  # END_STREAM was received
         self.is_over = False
-        self.is_queued = False  # for the connection's window
-        self.reserved_bytes = 0  # bytes of a large message that the connection counts
-        self._pending: deque[memoryview] | None = None  # what the windows did not take yet
-        self._trailers: bytes | None = None  # behind it
+        self.is_queued = False  # in ``connection.send_queue``
+        self.reserved_bytes = 0  # as ``ReceivingStream`` defines it
+        self._pending: deque[memoryview] | None = None  # bytes for which the windows have no room yet
+        self._trailers: bytes | None = None  # the header block that follows the pending bytes
+        # While bytes are pending: ``_blocked_since``, ``_last_sent_at`` (seconds) and ``_sent_bytes`` since then.
 
-    # -- the peer's side, called by the connection ------------------------------------------
+    # -- called by the connection -----------------------------------------------------------
 
     @abstractmethod
     def data_received(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
-        """``data[start:stop]`` came; with ``is_end`` nothing more will."""
+        """Receive ``data[start:stop]``; ``is_end``: the request ends with it."""
 
     @abstractmethod
     def peer_cancelled(self) -> None:
-        """The peer has given it up, or is gone: nothing can be said any more."""
+        """The peer has reset the stream, or the connection is closed: nothing can be sent any more."""
 
     @abstractmethod
     def drained(self) -> None:
-        """What did not fit into the windows has left."""
+        """All pending bytes were sent, or the connection's write buffer has room again."""
 
     @abstractmethod
     def send_timed_out(self) -> None:
-        """The peer has taken nothing, or too little, for too long."""
+        """The peer opened its windows too slowly: cancel the stream."""
 
     def check_timeouts(self, now: float, timeout_s: float) -> None:
-        """About once a second."""
+        """Called about once a second.
+
+        Sending times out after ``timeout_s`` without a byte, and when the whole takes longer than ``timeout_s`` plus
+        the time at ``SLOWEST`` bytes per second.
+        """
         if self._pending is not None and (
             now - self._last_sent_at > timeout_s or now - self._blocked_since > timeout_s + self._sent_bytes / SLOWEST
         ):
             self.send_timed_out()
 
-    # -- what may come ----------------------------------------------------------------------
+    # -- receiving --------------------------------------------------------------------------
 
     def request_window(self, size: int) -> None:
-        """``size`` bytes are wanted that will be kept until they are complete: let them come as soon as the
-        connection keeps few enough."""
+        """Open the window by ``size`` bytes for a large message, as soon as the receive budget allows."""
         self.wanted_bytes = size
         self.connection.receive_budget.request(self)
 
     def grant_window(self, size: int) -> None:
-        """The peer may send so many bytes more."""
+        """Allow the peer to send ``size`` bytes more (WINDOW_UPDATE)."""
         self.receivable += size
         self.connection.write(window_update(self.id, size))
 
-    # -- what is said -----------------------------------------------------------------------
+    # -- sending ----------------------------------------------------------------------------
 
     @property
     def is_blocked(self) -> bool:
+        """Whether bytes wait for the windows."""
         return self._pending is not None
 
     def send_answer(self, head: bytes, prefix: bytes, body: bytes, trailers: bytes) -> None:
-        """A whole answer: header block, ``prefix`` and ``body``, trailers."""
+        """Send a complete answer: the header block ``head``, then ``prefix`` and ``body``, then ``trailers``."""
         connection = self.connection
         size = len(prefix) + len(body)
         if (
@@ -151,7 +159,7 @@ class Stream(ABC):
             or len(trailers) > connection.max_frame
         ):
             self.send_headers(head)
-            self.send_data(prefix + body)  # which is what it earns
+            self.send_data(prefix + body)  # adds the cost credit as well
             self.send_trailers(trailers)
             return
         connection.sendable -= size
@@ -180,15 +188,16 @@ class Stream(ABC):
         self._finish()
 
     def send_headers_only(self, block: bytes) -> None:
-        """An answer of headers alone."""
+        """Send an answer that has only a header block."""
         self._write_headers(block, is_end=True)
         self._finish()
 
     def send_headers(self, head: bytes) -> None:
+        """Begin an answer with the header block ``head``."""
         self._write_headers(head, is_end=False)
 
     def send_data(self, data: bytes) -> None:
-        """Say it as far as the windows allow; the rest waits."""
+        """Send ``data``, or queue it where the windows have no room. The answer continues."""
         connection = self.connection
         size = len(data)
         connection.cost_credit += ANSWER_CREDIT + size
@@ -212,7 +221,7 @@ class Stream(ABC):
         connection.pump()
 
     def send_trailers(self, trailers: bytes) -> None:
-        """Nothing more is said behind what waits and these."""
+        """End the answer with a header block, after the pending bytes."""
         if self._pending is not None:
             self._trailers = trailers
             return
@@ -220,22 +229,22 @@ class Stream(ABC):
         self._finish()
 
     def reset(self, code: int = CANCEL) -> None:
-        """Give it up."""
+        """Cancel the stream with RST_STREAM. Idempotent."""
         if not self.is_over:
             self.connection.write(reset(self.id, code))
             self._close()
 
     def enqueue(self) -> None:
-        """If something waits, and the stream's own window would take some of it, wait for the connection's."""
+        """Add the stream to the connection's ``send_queue``, if its own window has room for pending bytes."""
         if self._pending is not None and not self.is_queued and self.connection.first_window + self.window_offset > 0:
             self.is_queued = True
             self.connection.send_queue.append(self)
 
     def pump(self) -> None:
-        """Say what waits, in one frame, as far as the windows allow."""
+        """Send pending bytes in one frame, as far as the windows allow."""
         connection, pending = self.connection, self._pending
         if pending is None:
-            return  # it was given up while it stood in line
+            return  # the stream was cancelled while it was queued
         room = min(connection.sendable, connection.first_window + self.window_offset, connection.max_frame)
         if room <= 0:
             return
@@ -265,7 +274,7 @@ class Stream(ABC):
             self.drained()
 
     def discard_pending(self) -> None:
-        """Forget what waits: nobody takes it."""
+        """Drop the pending bytes of a cancelled stream."""
         if self._pending is not None:
             self._pending = self._trailers = None
 
@@ -278,7 +287,7 @@ class Stream(ABC):
 
     def _finish(self) -> None:
         if not self.is_request_complete:
-            self.connection.write(reset(self.id, NO_ERROR))  # the rest of the request is wanted by nobody
+            self.connection.write(reset(self.id, NO_ERROR))  # the rest of the request is not needed (section 8.1)
         self._close()
 
     def _close(self) -> None:
