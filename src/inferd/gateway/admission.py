@@ -1,7 +1,7 @@
-"""Who may come in, and on what terms: credentials, scopes, visible models, priority, deadline, quotas.
+"""The checks before a request costs anything: key, scope, visible models, priority, deadline and quotas.
 
-Decided from the matched route and the request's headers before its body is read; what needs the body
-comes after it, and before any cost. Knows the door and the principal, not how keys are kept.
+Keys and scopes are checked with the matched route and the headers, before the body is read. The other checks need the
+body and come before any computation. Knows the door and the principal. Does not know how keys are stored.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from inferd.gateway.upstream import ModelStatus
 from inferd.tenancy.principal import Door, Principal, Scope
 from inferd.types import RANKS, ModelInfo, Priority
 
-MAX_TOKEN_CHARS: Final = 512  # no key of ours is as long, so a longer one is wrong without looking
+MAX_TOKEN_CHARS: Final = 512  # inferd's keys are shorter, so a longer text is refused without a look-up
 MAX_SESSION_CHARS: Final = 256
 MAX_TIMEOUT_S: Final = 86_400.0
 SDK_GRACE_S: Final = 0.5
-UNSET_MAX_TOKENS: Final = 4096  # an answer's reserve where neither request nor model names a limit
-EXPECTED_TOKENS: Final = 256  # an answer's likely length where the request names none
+UNSET_MAX_TOKENS: Final = 4096  # tokens reserved for an answer when neither the request nor the model has a limit
+EXPECTED_TOKENS: Final = 256  # the likely length of an answer when the request has no max_tokens
 BYTES_PER_TOKEN: Final = 4
-BEARER: Final = b"bearer."  # of a key among the names of subprotocols
+BEARER: Final = b"bearer."  # the prefix of a key among a WebSocket's subprotocols
 
 _TIMEOUT_HEADERS: Final = (b"x-inferd-timeout", b"x-request-timeout")
 _SESSION_HEADERS: Final = (b"x-session-id", b"x-inferd-session")
@@ -38,7 +38,7 @@ _SESSION_HEADERS: Final = (b"x-session-id", b"x-inferd-session")
 
 
 def authenticate(door: Door, call: Call, scope: Scope) -> Principal:
-    """Who asks. Raises Unauthenticated, and Forbidden where the key is good and does not do."""
+    """The principal of a call, by its key. Raises Unauthenticated, and Forbidden when a valid key lacks ``scope``."""
     principal = door.authenticate(token_of(call))
     call.principal = principal
     if not principal.may(scope):
@@ -51,9 +51,9 @@ def authenticate(door: Door, call: Call, scope: Scope) -> Principal:
 
 
 def token_of(call: Call) -> str | None:
-    """The credential of a request: a bearer token, or ``x-api-key``. None: it brought none.
+    """The key of a request, from ``authorization`` (Bearer) or ``x-api-key``. None: the request has neither header.
 
-    Raises Unauthenticated where it is not clear which one is meant.
+    Raises Unauthenticated when the request has more than one key.
     """
     given = call.header(b"authorization")
     if given is None:
@@ -73,7 +73,8 @@ def token_of(call: Call) -> str | None:
 
 
 def _token_of_page(call: Call) -> str | None:
-    """Web pages cannot send headers with a WebSocket, but names of subprotocols: a key is one, behind ``bearer.``."""
+    """The key of a WebSocket's handshake from its subprotocols, as ``bearer.KEY``. A web page can set no other header
+    there. None: there is no such subprotocol."""
     if call.offer is None:
         return None
     offered = [value for name, value in call.headers if name == b"sec-websocket-protocol"]
@@ -97,15 +98,17 @@ def _text(token: bytes) -> str:
 
 
 def may_use(context: Context, principal: Principal, entry: str) -> bool:
-    """Whether a principal may use an entry: by its own name, or by any other name that stands for it. This is the one
-    law of what is listed, what is found and what is computed."""
+    """Whether a principal may use an entry, by its own name or by another name of it.
+
+    Listing, finding and computing models all use this rule.
+    """
     if principal.may_use(entry):
         return True
     return any(principal.may_use(name) for name in names_of_entries(context.config.models).get(entry, ()))
 
 
 def visible_models(context: Context, principal: Principal) -> Sequence[ModelStatus]:
-    """The models a principal may use; to it there are no others."""
+    """The models that a principal may use. For this principal all others do not exist."""
     served = context.router.models()
     if not principal.models:
         return served
@@ -114,11 +117,11 @@ def visible_models(context: Context, principal: Principal) -> Sequence[ModelStat
 
 
 def find_model(context: Context, call: Call, name: str | None) -> ModelStatus:
-    """The model a request means, or its version (``model@stable``, ``model@3``); without a name, the only one there is
-    for this client.
+    """The model, or the version of it (``model@stable``, ``model@3``), that ``name`` stands for. None: the only model
+    that the key may use.
 
-    A model that the key may not use is not found, exactly like one that does not exist. Raises
-    ModelNotFound, InvalidRequest.
+    A model that the key may not use is reported like one that does not exist. Raises ModelNotFound, and InvalidRequest
+    when there is no name and more than one model.
     """
     if name is not None:
         entry = entry_named(context.config.models, name) if "@" in name else None
@@ -143,7 +146,8 @@ def _names(served: Sequence[ModelStatus]) -> str:
 
 
 class Terms(NamedTuple):
-    """On what terms a request is served: the part of a Request that does not depend on what it asks."""
+    """The fields of a Request that do not depend on its content. ``deadline_s`` and ``first_byte_s`` are seconds after
+    its arrival, None: no limit."""
 
     priority: Priority
     deadline_s: float | None
@@ -155,7 +159,8 @@ class Terms(NamedTuple):
 
 
 def terms_of(call: Call, *, priority: int | None, timeout: float | None) -> Terms:
-    """From headers, the body's ``priority`` and ``timeout``, and what the key allows. Raises InvalidRequest."""
+    """The terms from the headers, the body's ``priority`` and ``timeout`` (seconds), and the key. Raises
+    InvalidRequest."""
     principal = call.principal
     deadline_s, first_byte_s = timeouts_of(_deadline(call, timeout), sdk_timeout(call.header), stream=call.stream)
     return Terms(
@@ -170,7 +175,7 @@ def terms_of(call: Call, *, priority: int | None, timeout: float | None) -> Term
 
 
 def _priority(call: Call, in_body: int | None) -> Priority:
-    """The class asked for, but none better than the key's best."""
+    """The priority class that the request names, limited to the best class of its key."""
     best = call.principal.priority
     header = call.header(b"x-inferd-priority")
     if header is not None:
@@ -188,7 +193,7 @@ def _priority(call: Call, in_body: int | None) -> Priority:
 
 
 def _deadline(call: Call, in_body: float | None) -> float | None:
-    """Seconds the answer may take: the least of the body's ``timeout`` and the headers'."""
+    """Seconds until the deadline: the smallest of the body's ``timeout`` and the headers. None: none is set."""
     found: list[float] = []
     if in_body is not None:
         if not 0 < in_body <= MAX_TIMEOUT_S:
@@ -210,11 +215,11 @@ def _deadline(call: Call, in_body: float | None) -> float | None:
 
 
 def sdk_timeout(header: Callable[[bytes], bytes | None]) -> float | None:
-    """When OpenAI's client has stopped waiting for the first byte of the answer, in seconds; None: it does not say, or
-    nothing that can be meant. Its user did not write the header, so a strange value is no reason to refuse the request.
+    """Seconds after which OpenAI's client has stopped waiting for the first byte of the answer. None: the client sent
+    no valid timeout. An invalid value does not refuse the request, because the SDK and not its user wrote the header.
 
-    ``SDK_GRACE_S`` later than the client's own timeout: the client raises its timeout error, as its users expect, and
-    not the status of an answer that came just before.
+    The result is ``SDK_GRACE_S`` above the client's own timeout. So the client raises its own timeout error, which its
+    users expect, before it could receive an error status.
     """
     found: list[float] = []
     for name in SDK_TIMEOUT_HEADERS:
@@ -230,15 +235,15 @@ def sdk_timeout(header: Callable[[bytes], bytes | None]) -> float | None:
 def timeouts_of(
     deadline_s: float | None, sdk_timeout_s: float | None, *, stream: bool
 ) -> tuple[float | None, float | None]:
-    """``deadline_s`` and ``first_byte_s`` of a request. The first byte of an answer that is no stream comes with its
-    last."""
+    """``deadline_s`` and ``first_byte_s`` of a request, in seconds. Without a stream the SDK's timeout limits the whole
+    answer, because its first byte is sent when the answer is complete."""
     if stream or sdk_timeout_s is None:
         return deadline_s, sdk_timeout_s
     return sdk_timeout_s if deadline_s is None else min(deadline_s, sdk_timeout_s), None
 
 
 def session_of(call: Call) -> str:
-    """What the client calls its session; empty: nothing. Raises InvalidRequest."""
+    """The session that the request's headers name; empty: none. Raises InvalidRequest."""
     for name in _SESSION_HEADERS:
         header = call.header(name)
         if header is not None:
@@ -255,8 +260,8 @@ def session_of(call: Call) -> str:
 
 
 class Cost(NamedTuple):
-    """What a request may cost at most, which its quota must have, and what it will likely cost, which
-    its place in the queue is measured by. Tokens."""
+    """Tokens of a request. ``max_prompt`` and ``max_answer`` are upper bounds, which its quota must allow. ``expected``
+    is the likely total, which the queue counts."""
 
     max_prompt: int
     max_answer: int
@@ -271,10 +276,10 @@ class HasModelInfo(Protocol):
 def cost_of(
     model: HasModelInfo, *, prompt_bytes: int, prompt_tokens: int, num_prompts: int, width: int, max_tokens: int | None
 ) -> Cost:
-    """Bounds of a request's tokens before anything is tokenized.
+    """Bounds of a request's tokens before its prompts are tokenized.
 
-    No tokenizer makes more tokens than bytes. ``prompt_tokens`` are those of prompts that came as token
-    ids; ``width`` is the number of sequences computed per prompt.
+    A text has at most as many tokens as bytes. ``prompt_tokens``: tokens of the prompts that were sent as token ids.
+    ``width``: number of sequences computed per prompt.
     """
     context = model.info.max_model_len if model.info is not None else None
     max_prompt = prompt_bytes + prompt_tokens
@@ -290,7 +295,7 @@ def cost_of(
 
 
 def reserve(context: Context, call: Call, model: str, *, prompt_tokens: int = 0, max_tokens: int = 0) -> None:
-    """Take the call from its quotas; it is settled when the call is over. Raises QuotaExceeded."""
+    """Reserve the call's requests and tokens in its quotas until the call ends. Raises QuotaExceeded."""
     call.permit = context.door.admit(
         call.principal, call.request_id, model, prompt_tokens=prompt_tokens, max_tokens=max_tokens
     )

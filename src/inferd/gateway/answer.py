@@ -1,7 +1,8 @@
-"""From a request that was checked to its answer: once per Idempotency-Key, out of the cache, computed here or
-relayed, whole or in pieces.
+"""Answers a checked request for generation: from the idempotency store, from the cache, from a local model or from a
+remote server.
 
-Knows the ways to an answer and nothing of its form, which is the endpoint's.
+Knows the order in which these are tried, and whole and streamed answers. The form of an answer is the endpoint's
+(``Reply``).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from inferd.types import Prompt, SamplingParams
 
 
 class Work(NamedTuple):
-    """What is to be computed for a request. ``explicit``: the sampling fields that it named."""
+    """What a request asks a model to compute. ``explicit``: names of the sampling fields that the client set."""
 
     body: GenerationFields
     model: ModelStatus
@@ -45,20 +46,20 @@ class Work(NamedTuple):
 
 
 class Reply(Protocol):
-    """The form of an answer."""
+    """Writes one answer in the form of its endpoint."""
 
     fingerprint: str | None
-    """Set when the model has answered: one that was still loading has told it since."""
+    """The model's fingerprint. Set when the model has answered, because it is not known while the model loads."""
 
     def completion(self, call: Call, collected: Sequence[Collected]) -> bytes:
-        """The body of a whole answer, of one ``collected`` per prompt."""
+        """The body of a whole answer; ``collected`` has one entry per prompt."""
         ...
 
     def writer(self, call: Call) -> DeltaWriter: ...
 
 
 def begin_generation(context: Context, call: Call, body: GenerationFields, prefix: str) -> tuple[ModelStatus, str]:
-    """The model that is asked for, and the answer's id. Raises ModelNotFound, InvalidRequest."""
+    """The model that the request names, and the id of its answer. Raises ModelNotFound, InvalidRequest."""
     user = body.user
     model = model_for(context, call, body.model, "" if user is UNSET else bytes(user).decode())
     check_task(model, "generate")
@@ -69,8 +70,11 @@ def begin_generation(context: Context, call: Call, body: GenerationFields, prefi
 
 
 async def answer_generation(context: Context, call: Call, raw: bytes, work: Work, reply: Reply) -> Answer:
-    """Raises InferdError for everything that can be known before the first token. ``raw`` is the body as it came,
-    for a remote server that may answer instead."""
+    """Compute, repeat or relay the answer to ``work``.
+
+    ``raw``: the body as the client sent it, which a remote server gets if it answers instead. Raises InferdError for
+    every failure before the first token.
+    """
     model = work.model
     headers = ignored_header(call.ignored)
     heartbeat_s = HEARTBEAT_S if model.replicas_ready == 0 else None

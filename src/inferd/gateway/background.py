@@ -1,9 +1,9 @@
-"""Requests that nobody waits for: a handle now, the answer when it is there (RFC 7240, respond-async).
+"""Background requests: the client gets a handle at once and fetches the answer later (RFC 7240, respond-async).
 
-``Prefer: respond-async`` on an inference request answers 202 with an id at once; the same request then goes
-through the same gateway with nobody at its other end. Answers are kept in this process's memory for a
-while, bounded in number and bytes; a restart forgets them. Where there is no more room the tenant with the
-largest share of it loses its oldest answer. A handle is seen by its tenant alone.
+An inference request with ``Prefer: respond-async`` is answered with 202 and an id. The gateway then serves the same
+request without a client connection. Answers stay in this process's memory for ``KEEP_S``, limited in number and bytes;
+a restart drops them. When the memory is full, the tenant with the largest part of it loses its oldest answer. Only the
+tenant of a request can use its handle.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AsyncRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _StreamField(msgspec.Struct, frozen=True):
-    """All that is read of a body; of the rest no object is made."""
+    """The one field of a body that is read here. The decoder skips all others."""
 
     stream: msgspec.Raw = msgspec.Raw()
 
@@ -111,27 +111,27 @@ class _Job:
 
 
 class _TenantAnswers:
-    """What is kept for one tenant."""
+    """The finished requests of one tenant whose answers are kept."""
 
     __slots__ = ("jobs", "num_bytes")
 
     def __init__(self) -> None:
-        self.jobs: dict[str, _Job] = {}  # the first to end first
+        self.jobs: dict[str, _Job] = {}  # by id, in the order in which they ended
         self.num_bytes = 0
 
 
 class Background:
-    """Runs requests of which only a handle was given out, and keeps their answers."""
+    """Runs background requests, and keeps their answers."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
-        self._kept: dict[str, _Job] = {}  # those that have ended, the first to do so first
+        self._kept: dict[str, _Job] = {}  # finished requests by id, in the order in which they ended
         self._kept_bytes = 0
-        self._by_tenant: dict[str, _TenantAnswers] = {}  # of what is kept, by tenant
+        self._by_tenant: dict[str, _TenantAnswers] = {}
         self._num_running: Counter[str] = Counter()  # by tenant
 
     def start(self, application: Application, call: Call, body: bytes) -> Response:
-        """Start what ``call`` asks for; the answer is its handle. Raises Overloaded."""
+        """Start the request of ``call`` in a task; returns the answer with its handle. Raises Overloaded."""
         self._forget_old(clock.wall())
         tenant = call.principal.tenant
         num_running = self._num_running.total()
@@ -150,7 +150,8 @@ class Background:
         return Response(202, msgspec.json.encode(job.report()), headers=headers)
 
     async def poll(self, call: Call, job_id: str) -> Response:
-        """How far it is; ``Prefer: wait=30`` waits so many seconds (60 at most) for the end. Raises RouteNotFound."""
+        """Report a background request. With ``Prefer: wait=30`` the report waits up to 30 seconds (60 at most) for the
+        request's end. Raises RouteNotFound."""
         job = self._find(call, job_id)
         wait = _WAIT.search(call.header(b"prefer") or b"")
         if wait is not None and not job.finished.is_set():
@@ -159,7 +160,7 @@ class Background:
         return Response(200, msgspec.json.encode(job.report()))
 
     def cancel(self, call: Call, job_id: str) -> Response:
-        """Stop it where it is; one that has ended is forgotten. Raises RouteNotFound."""
+        """Cancel a running request, or drop a finished one. Raises RouteNotFound."""
         job = self._find(call, job_id)
         if job.finished.is_set():
             self._forget(job)
@@ -180,7 +181,7 @@ class Background:
         return job
 
     async def _run(self, application: Application, job: _Job, scope: Scope, body: bytes) -> None:
-        """The request goes in as if from a client that reads everything, and leaves when the request is cancelled."""
+        """Serve the request as if for a client that reads everything, and disconnects when the request is cancelled."""
         is_read = False
         parts: list[bytes] = []
 
@@ -204,7 +205,7 @@ class Background:
             job.answer = _as_json(b"".join(parts))
             job.is_cancelled = job.is_cancelled or not job.http_status
             job.finished_at = clock.wall()
-            job.task = None  # what is kept is the answer, and not the request
+            job.task = None  # the task would keep the request alive
             job.finished.set()
             self._num_running[job.tenant] -= 1
             if not self._num_running[job.tenant]:
@@ -242,7 +243,7 @@ class Background:
 
 
 def _as_json(answer: bytes) -> bytes:
-    """What a remote server refuses with may be a page: it is told as a text."""
+    """The answer as JSON. An answer that is not JSON, such as a remote server's error page, becomes a JSON string."""
     try:
         msgspec.json.decode(answer)
     except (ValueError, RecursionError):
@@ -251,13 +252,13 @@ def _as_json(answer: bytes) -> bytes:
 
 
 def prefers_async(call: Call) -> bool:
-    """Whether the client would rather have a handle than wait."""
+    """Whether the request asks for a handle (``Prefer: respond-async``)."""
     preferences = call.header(b"prefer")
     return preferences is not None and b"respond-async" in [part.strip().lower() for part in preferences.split(b",")]
 
 
 def refuse_stream(body: bytes) -> None:
-    """A stream needs somebody who reads it. Raises InvalidRequest."""
+    """Check that a background request does not ask for a stream. Raises InvalidRequest."""
     with contextlib.suppress(ValueError, RecursionError):
         if bytes(_stream_decoder.decode(body).stream) == b"true":
             raise InvalidRequest(
@@ -266,7 +267,6 @@ def refuse_stream(body: bytes) -> None:
 
 
 def _scope(call: Call) -> Scope:
-    """The request again, without the wish that has been granted, and without how long its client waits for the
-    handle."""
+    """The same request, without the headers that concern its first answer: ``Prefer`` and the SDK's timeouts."""
     headers = [(name, value) for name, value in call.headers if name not in _GRANTED]
     return {"type": "http", "method": call.method, "path": call.path, "headers": headers, "http_version": "1.1"}

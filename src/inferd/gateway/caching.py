@@ -1,7 +1,7 @@
-"""Answers that were computed before: looked up, kept, and computed once for all who ask at the same time.
+"""Answers from the response cache. Equal requests at the same time are computed once.
 
-Only requests whose answer is decided by what they ask (greedy, or with a seed) of models that say so.
-Knows which requests these are; what a key is made of and where answers lie is the cache's.
+Only deterministic requests (greedy, or with a seed) of models with a cache are looked up. Knows which requests these
+are. The cache computes keys and stores answers (``inferd.cache``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from inferd.gateway.upstream import ModelStatus
 from inferd.http.asgi import Headers
 from inferd.types import SamplingParams
 
-MAX_WAITS: Final = 3  # for others' computing, before a request computes for itself
+MAX_WAITS: Final = 3  # waits for another request's answer, before a request computes its own
 _HIT: Final[Headers] = ((b"x-inferd-cache", b"hit"),)
 _MISS: Final[Headers] = ((b"x-inferd-cache", b"miss"),)
 
@@ -37,21 +37,23 @@ Compute = Callable[[], Awaitable[Answer]]
 
 
 class CacheInputs(NamedTuple):
-    """What decides an answer, and whether it is decided at all."""
+    """The values of a request from which its cache key is computed, and whether its answer can be cached."""
 
     model: str
     fingerprint: str | None  # of the weights; None: not known yet
     body: bytes | msgspec.Struct
-    form: bytes  # of a streamed answer: which frames there are
+    form: bytes  # options that change the frames of a streamed answer
     stream: bool
-    is_random: bool  # at random: asked again, it may be another
-    timeout: float | None
-    is_exact: bool = False  # the body is not looked into
+    is_random: bool  # sampled without a seed: a repetition may have another answer
+    timeout: float | None  # seconds
+    is_exact: bool = False  # the key has the body's bytes, not its fields
 
 
 def cache_inputs(body: GenerationFields, model: ModelStatus, sampling: SamplingParams) -> CacheInputs:
-    """Requests that differ in what does not change the answer ask the same. A temperature that is not
-    given is the model's choice, which may be to draw."""
+    """The cache inputs of a request for generation. Fields that do not change the answer are left out.
+
+    A request without a temperature counts as random, because the model's default may be to sample.
+    """
     neutral = dict.fromkeys(IGNORED[type(body)], UNSET)
     streamed = bool(body.stream) and body.stream_options is not None
     return CacheInputs(
@@ -77,7 +79,8 @@ _relayed: Final = msgspec.json.Decoder(_RelayedFields)
 
 
 def relay_cache_inputs(context: Context, name: str, body: bytes) -> CacheInputs:
-    """Likewise for a model that runs elsewhere: its servers stand for its weights. Raises InvalidRequest."""
+    """As ``cache_inputs``, for a model with remote replicas alone: its servers' addresses replace the fingerprint.
+    Raises InvalidRequest."""
     fields = decode(body, _relayed)
     servers = [f"{remote.url} {remote.model}" for remote in context.config.models[name].upstreams]
     return CacheInputs(
@@ -94,8 +97,10 @@ def relay_cache_inputs(context: Context, name: str, body: bytes) -> CacheInputs:
 async def get_or_compute(
     context: Context, call: Call, read_inputs: Callable[[], CacheInputs], model: str, compute: Compute
 ) -> Answer:
-    """A kept answer, or what ``compute`` answers, which is then kept. A hit computes no tokens, and so
-    costs one request of the quota and none of its tokens."""
+    """The cached answer, or the result of ``compute``, which is then cached.
+
+    A hit computes no tokens, so it costs one request of the quota and no tokens.
+    """
     config = context.caching_of(model)
     if context.cache is None or not config.enabled:
         return await compute()
@@ -127,7 +132,7 @@ def _hit(context: Context, call: Call, model: str, kept: CachedAnswer) -> Respon
 
 
 class _Lookup:
-    """One request's dealings with the cache."""
+    """The look-up and the storing of one request's answer."""
 
     __slots__ = ("_cache", "_call", "_context", "_flight", "_key", "_model", "_ttl_s")
 
@@ -140,10 +145,10 @@ class _Lookup:
         self._key = key
         self._model = model
         self._ttl_s = ttl_s
-        self._flight: asyncio.Future[CachedAnswer | None] | None = None  # who asks the same waits for it
+        self._flight: asyncio.Future[CachedAnswer | None] | None = None  # equal requests wait for it
 
     async def find(self, deadline_s: float | None) -> CachedAnswer | None:
-        """The answer, if there is one or somebody is computing it. Raises DeadlineExceeded."""
+        """The answer, if it is cached or an equal request is computing it. Raises DeadlineExceeded."""
         for _ in range(MAX_WAITS):
             kept = await self._cache.get(self._key)
             if kept is None:
@@ -165,7 +170,7 @@ class _Lookup:
         return flight.result()
 
     async def compute(self, compute: Compute) -> Answer:
-        """Compute, and keep what comes of it."""
+        """The result of ``compute``, which is cached if it is a complete success."""
         if self._key not in self._context.flights:
             self._flight = asyncio.get_running_loop().create_future()
             self._context.flights[self._key] = self._flight
@@ -210,7 +215,7 @@ class _Lookup:
             self._emit_event("store", len(body))
 
     def _end_flight(self, answer: CachedAnswer | None = None) -> None:
-        """Nobody waits any longer. Idempotent."""
+        """Wake the requests that wait for this answer. Idempotent."""
         flight, self._flight = self._flight, None
         if flight is not None:
             self._context.flights.pop(self._key, None)

@@ -1,6 +1,6 @@
-"""One HTTP exchange: reading its body within limits, and the two shapes of an answer.
+"""One call: its headers, its body read within limits, its answer, and what the access log says of it.
 
-Knows ASGI messages and headers; knows nothing of models or of what a body means.
+Knows ASGI messages and headers. Knows neither models nor the content of bodies.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ HTML_TYPE: Final = b"text/html; charset=utf-8"
 EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"  # the last event of a complete answer in OpenAI's dialect
 BODY_IDLE_TIMEOUT_S: Final = 60.0
-SLOWEST_BODY: Final = 16 * 1024  # bytes per second, behind which a body's time is not prolonged
+SLOWEST_BODY: Final = 16 * 1024  # bytes per second; a body at this rate or faster may take longer than the timeout
 SEND_PIECE_BYTES: Final = 64 * 1024  # of a large answer that are handed to the connection at a time
 
 SDK_TIMEOUT_HEADERS: Final = (b"x-stainless-timeout", b"x-stainless-read-timeout")
-"""In which OpenAI's clients tell how long they wait for the first byte of an answer, in seconds."""
+"""Headers in which OpenAI's clients send the seconds for which they wait for the first byte of an answer."""
 
 EVENTS_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 _SEVERITY: Final = ("done", "cancelled", "refused", "failed")
-"""How streams end. The call ends like the worst of them: where one fails, the others are cancelled."""
+"""Outcomes of streams, from the least severe to the worst. A call with several streams has the worst outcome."""
 
 # Ids must differ, not be secret: a system call for each would cost more than the rest of a call.
 _random: Final = random.Random(os.urandom(32))
@@ -57,7 +57,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 def fresh_id() -> str:
-    """A name that no other request has."""
+    """A random id of 24 hexadecimal digits for a request."""
     return f"{_random.getrandbits(96):024x}"
 
 
@@ -76,7 +76,7 @@ class Response:
 class EventStream:
     """An answer of server-sent events; the first event is known before the status is sent.
 
-    ``ending``: the bytes with which the last frame of a complete answer ends, and no other frame does.
+    ``ending``: the last bytes of the last frame of a complete answer. No other frame ends with them.
     """
 
     __slots__ = ("ending", "frames", "headers")
@@ -88,7 +88,7 @@ class EventStream:
 
 
 class Switched:
-    """No answer: the connection was given away, and speaks another protocol."""
+    """No answer: the connection was switched to another protocol (WebSocket)."""
 
     __slots__ = ()
 
@@ -101,7 +101,7 @@ class ClientLeft(Exception):
 
 
 class Call:
-    """One request on its way through the gateway, and what the access log will say of it."""
+    """One request while the gateway serves it, and the values of its access log line."""
 
     __slots__ = (
         "_num_open",
@@ -149,20 +149,20 @@ class Call:
         self.http_version: str = scope.get("http_version", "1.1")
         self.path: str = scope["path"]
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self.offer: UpgradeOffer | None = scope.get("inferd.offer")  # to go on in another protocol
+        self.offer: UpgradeOffer | None = scope.get("inferd.offer")  # the client's offer to switch to a WebSocket
         self.receive = receive
         self.send = send
         self.started_at = started_at
-        # The first header of a (lower-case) name. Looked at a dozen times, hence the dictionary's own method.
+        # The first header of a (lower-case) name. It is called a dozen times per call, hence the dictionary's method.
         self.header: Callable[[bytes], bytes | None] = dict(reversed(self.headers)).get
-        self._num_open = 0  # streams whose ends are waited for when the call is over
+        self._num_open = 0  # streams that still run after the call was finished
         self._over: Callable[[Call], None] | None = None
         self._num_prompts_known = 0
         self._prompt_tokens = 0
         self.principal: Principal = LOCAL
         self.permit: Permit | None = None
         self.closers: list[Callable[[], None]] = []  # called when the call is over, whatever happened
-        self.common_headers: Headers = ()  # that every answer to this call has
+        self.common_headers: Headers = ()  # headers of every answer to this call
         self.unique = fresh_id()
         self.given_request_id = _given_request_id(self.header)
         self.request_id = self.given_request_id or self.unique
@@ -179,18 +179,18 @@ class Call:
         self.outcome: str | None = None
         self.finish_reasons: tuple[str, ...] = ()
         self.error_code: str | None = None
-        self.error_text = ""  # the error's sentence, as the log may have it
-        self.errors: ErrorShape = OPENAI_ERRORS  # of the dialect that the route belongs to
+        self.error_text = ""  # the error's message without the request's own text, for the log
+        self.errors: ErrorShape = OPENAI_ERRORS  # the error format of the route's dialect
         self.usage: Usage | None = None
         self.timings: Timings | None = None
         self.watcher: asyncio.Task[None] | None = None
 
     def note_error(self, error: InferdError) -> None:
-        """For the log: that the request was answered with an error, and which."""
+        """Record the error with which the request was answered, for the log."""
         self.error_code, self.error_text = error.code, loggable(error, self.model)
 
     def count(self, name: bytes) -> int:
-        """How many headers of this (lower-case) name came."""
+        """The number of headers with this (lower-case) name."""
         return sum(key == name for key, _ in self.headers)
 
     def close_streams(self) -> None:
@@ -198,10 +198,9 @@ class Call:
             stream.close()
 
     async def with_cancellation(self, answer: Awaitable[T]) -> T:
-        """Work on an answer, from now on aware of the client leaving; the body must have been read.
+        """Await ``answer``, and cancel the call as soon as the client disconnects. The body must have been read.
 
-        When it leaves, in the queue or in the middle of a stream, its requests are cancelled at once
-        and so is the task that serves the call.
+        A disconnect cancels the call's requests, whether they wait or run, and the task that serves the call.
         """
         self.watcher = asyncio.create_task(self._watch(_this_task()))
         return await answer
@@ -216,16 +215,17 @@ class Call:
         serving.cancel()
 
     def finish(self, over: Callable[[Call], None]) -> None:
-        """The call is over, whatever happened: nothing of it goes on. Its quota is settled, and ``over`` is called, when all
-        its streams have ended: at once, or with the last end. Only the ends say what was computed.
+        """End the call: cancel its streams, then settle its quota and call ``over`` when all of them have ended.
+
+        That is at once, or with the last stream's end. Only the ends have the usage.
         """
         if self.watcher is not None:
             self.watcher.cancel()
-            self.watcher = None  # its end is an error whose traceback leads back here
+            self.watcher = None  # its CancelledError has a traceback that refers to this call
         self.close_streams()
         for close in self.closers:
             close()
-        self.closers.clear()  # they know of the call
+        self.closers.clear()  # they refer to the call
         running = [stream for stream in self.streams if stream.end is None]
         if not running:
             self._settle(over)
@@ -242,7 +242,7 @@ class Call:
             self._settle(over)
 
     def _settle(self, over: Callable[[Call], None]) -> None:
-        """The one place where a call is charged: with what its streams' ends say was computed."""
+        """Charge the call for the usage that its streams' ends report. Calls are charged nowhere else."""
         ends = [stream.end for stream in self.streams if stream.end is not None]
         if ends:
             self.usage = self.usage_so_far
@@ -255,7 +255,7 @@ class Call:
 
     @property
     def final_outcome(self) -> str:
-        """How the request for work ended; a call that never got so far was refused."""
+        """The outcome of the call's streams. Without streams: cancelled, refused (it has an error) or done."""
         if self.outcome is not None:
             return self.outcome
         if self.client_left:
@@ -264,7 +264,7 @@ class Call:
 
     @property
     def usage_so_far(self) -> Usage | None:
-        """What was computed for the streams that have ended; None: none has, or the call is over."""
+        """The sum of the usage of the streams that have ended. None: no stream has ended, or the call is over."""
         found = [stream.end.usage for stream in self.streams if stream.end is not None]
         if len(found) < 2:
             return found[0] if found else None
@@ -275,15 +275,15 @@ class Call:
         )
 
     def note_prompt_tokens(self, prompt_tokens: int) -> None:
-        """One stream's prompt is so long. When all are known, the quota gets back what is too much."""
+        """Record the length of one stream's prompt. When all are known, the quota gets back the excess reserve."""
         self._num_prompts_known += 1
         self._prompt_tokens += prompt_tokens
         if self.permit is not None and self._num_prompts_known == len(self.streams):
             self.permit.learned(self._prompt_tokens)
 
     async def send_body(self, body: bytes, *, more: bool) -> None:
-        """Send a part of the answer's body; waits while there is no room for more. The connection gives up
-        on a client that never makes any."""
+        """Send a part of the answer's body; waits while the connection's buffer is full. The connection closes after
+        ``server.send_timeout_s`` without progress."""
         self.response_bytes += len(body)
         if not more:
             self.is_complete = True
@@ -297,7 +297,8 @@ class Call:
 
 
 def _this_task() -> asyncio.Task[Any]:
-    """Apart, as no frame may hold the task that it is in: what ends it has a traceback with all its frames."""
+    """The current task. It is a function of its own, because a frame of the task that holds the task makes a reference
+    cycle through the traceback of a CancelledError."""
     task = asyncio.current_task()
     assert task is not None, "a call is served in a task"
     return task
@@ -316,10 +317,10 @@ def is_request_id(text: str) -> bool:
 
 
 def require_json(call: Call) -> None:
-    """Refuse a body that does not claim to be JSON.
+    """Check that the body is sent as JSON. Raises UnsupportedMediaType.
 
-    A missing content type is taken as JSON. The types that a browser may send across origins without
-    asking (text/plain, forms) are refused, which also keeps foreign web pages out.
+    A missing content type is taken as JSON. A browser may send text/plain and forms across origins without a preflight
+    request; refusing these types also keeps foreign web pages out.
     """
     encoding = call.header(b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
@@ -336,12 +337,15 @@ def require_json(call: Call) -> None:
 
 
 async def read_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body, refused as soon as it is known to be larger than ``max_bytes``, or when it takes longer
-    than ``timeout_s`` and a second for every ``SLOWEST_BODY`` that arrived. Raises InvalidRequest,
-    BodyTooLarge, BodyTimeout and ClientLeft."""
+    """The whole body of a call.
+
+    Raises BodyTooLarge as soon as the body is known to be larger than ``max_bytes``. Raises BodyTimeout when it takes
+    longer than ``timeout_s`` and one second for every ``SLOWEST_BODY`` bytes that arrived. Raises InvalidRequest for a
+    wrong Content-Length, and ClientLeft.
+    """
     length = call.header(b"content-length")
     if length is not None:
-        length = length.rstrip(b" \t")  # blanks around a value are none of it; the parser leaves those behind it
+        length = length.rstrip(b" \t")  # the parser keeps blanks behind a value, which are not part of it
         if not length.isdigit():
             raise InvalidRequest("Content-Length is not a number.", code="invalid_content_length")
         if len(length) > 18 or int(length) > max_bytes:
@@ -403,7 +407,7 @@ async def send_response(call: Call, response: Response) -> None:
 
 
 async def send_events(call: Call, events: EventStream) -> None:
-    """Send frames as they come. ``call.send_body`` waits when the client reads slower than we write."""
+    """Send frames as they come. ``call.send_body`` waits when the client reads more slowly than frames come."""
     call.status = 200
     headers = [
         (b"x-request-id", call.request_id.encode("ascii")),

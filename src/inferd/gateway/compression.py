@@ -1,6 +1,6 @@
-"""Compressed bodies, both ways: gzip and deflate (RFC 1952, RFC 1950), within bounds.
+"""Compressed bodies of requests and answers: gzip and deflate (RFC 1952, RFC 1950).
 
-A body may be small and what it stands for endless, so it is opened only up to the limit that holds for bodies.
+A small body may decompress to any size, so decompression stops at the limit for bodies.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from inferd.gateway.errors import BodyTooLarge, UnsupportedMediaType, printable
 
 Encoding = Literal["gzip", "deflate"]
 
-MIN_BYTES: Final = 1024  # of an answer below which compressing costs more than it saves
-OFF_LOOP_BYTES: Final = 1024  # of a compressed body that may take long: it is opened on another thread
+MIN_BYTES: Final = 1024  # a smaller answer is sent uncompressed
+OFF_LOOP_BYTES: Final = 1024  # a larger compressed body is decompressed on another thread
 OFF_LOOP_ANSWER_BYTES: Final = 64 * 1024
 _LEVEL: Final = 1
 _WBITS: Final[dict[Encoding, int]] = {"gzip": 31, "deflate": 15}
@@ -42,8 +42,7 @@ def encoding_of(call: Call) -> Encoding | None:
 
 
 async def decompressed(body: bytes, encoding: Encoding | None, max_bytes: int) -> bytes:
-    """The body as it was before it was compressed. Raises InvalidRequest, and BodyTooLarge before it takes more
-    than ``max_bytes``."""
+    """The decompressed body. Raises InvalidRequest, and BodyTooLarge before it takes more than ``max_bytes``."""
     if encoding is None:
         return body
     if len(body) > OFF_LOOP_BYTES:
@@ -52,7 +51,7 @@ async def decompressed(body: bytes, encoding: Encoding | None, max_bytes: int) -
 
 
 def decompress(body: bytes, encoding: Encoding, max_bytes: int) -> bytes:
-    """As ``opened``, on the calling thread."""
+    """As ``decompressed``, on the calling thread."""
     inflate = zlib.decompressobj(_WBITS[encoding])
     try:
         found = inflate.decompress(body, max_bytes + 1)
@@ -77,7 +76,7 @@ def decompress(body: bytes, encoding: Encoding, max_bytes: int) -> bytes:
 
 
 def wanted_encoding(call: Call) -> Encoding | None:
-    """What the client takes of an answer, gzip first."""
+    """The encoding of an answer that the client accepts, preferably gzip. None: neither."""
     header = call.header(b"accept-encoding")
     if header is None:
         return None
@@ -90,7 +89,7 @@ def wanted_encoding(call: Call) -> Encoding | None:
 
 
 async def compressed(call: Call, response: Response) -> Response:
-    """The answer as the client would have it; a small one as it is."""
+    """The answer, compressed if the client accepts that and the answer has at least ``MIN_BYTES``."""
     body = response.body
     if len(body) < MIN_BYTES:
         return response

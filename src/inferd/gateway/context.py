@@ -1,4 +1,4 @@
-"""What endpoints work with: the parts that were built once and are handed to every call."""
+"""The objects that are built once and passed to every endpoint: router, configuration, keys, caches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inferd.tenancy.principal import Door
 _NOT_CACHED = ModelCacheConfig()
 
 Flights = dict[bytes, asyncio.Future[CachedAnswer | None]]
-"""Answers that are being computed and will be kept; None: it came to nothing."""
+"""By cache key: answers that are being computed and will be cached. A result of None: there is no answer to cache."""
 
 
 def no_tally(model: str) -> ModelTally:
@@ -27,7 +27,7 @@ def no_tally(model: str) -> ModelTally:
 
 
 class Context(NamedTuple):
-    """Replaced as a whole when the configuration changes; calls under way keep the one they began with."""
+    """Is replaced as a whole when the configuration changes. A call keeps the context that it began with."""
 
     router: Upstream
     config: Config
@@ -51,6 +51,6 @@ class Context(NamedTuple):
         return self.config.server.body_timeout_s
 
     def caching_of(self, model: str) -> ModelCacheConfig:
-        """Whether and for how long a model's answers are kept."""
+        """Whether a model's answers are cached, and for how long."""
         config = self.config.models.get(model)
         return config.cache if config is not None else _NOT_CACHED

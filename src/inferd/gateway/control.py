@@ -1,7 +1,7 @@
-"""What an operator may ask of a running server, as a shape, and the words it answers in.
+"""The protocol of the operations that an operator may request of a running server, and the types of their answers.
 
-``inferd.app`` has this shape; tests put a small fake of it here. The gateway carries it out for whoever
-has the scope admin, and knows nothing of how.
+``inferd.app`` implements the protocol; tests pass a small fake. The gateway calls it for keys with the scope admin and
+does not know how an operation is carried out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     memory_bytes: int = 0  # 0: unknown, or elsewhere
     pid: int | None = None  # of its worker
-    artifact: str = ""  # which content its files had when it loaded them: equal for equal files
+    artifact: str = ""  # a digest of its files' content at the time of loading
     detail: str = ""  # why it is in this state
 
 
@@ -47,9 +47,9 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     waiting_tokens: int = 0
     memory_bytes: int = 0
     version: str = "1"
-    aliases: list[str] = []  # names for this version: stable, of model@stable
-    not_batched: str = ""  # why its requests are computed one by one, where its files are the reason
-    share: float | None = None  # of the requests for the model's own name; None: its versions have no weights
+    aliases: list[str] = []  # further names of this version, such as stable in model@stable
+    not_batched: str = ""  # why the model's files do not allow batches; empty: they do
+    share: float | None = None  # its part of the requests for the model's own name; None: versions have no weights
     detail: str = ""
     num_threads: int = 0  # compute threads of a replica; 0: unknown, or elsewhere
     cores: list[int] = []  # where they may run
@@ -61,11 +61,11 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
     at: float  # seconds since the epoch
     accepted: bool
     details: tuple[str, ...]  # what changed, or everything that is wrong
-    failed: tuple[str, ...] = ()  # the file is in use, and yet these models are not what it says
+    failed: tuple[str, ...] = ()  # models that could not be changed to what the accepted file says
 
     @property
     def is_whole(self) -> bool:
-        """What is served is what the file says."""
+        """Whether the server serves exactly what the file says."""
         return self.accepted and not self.failed
 
 
@@ -100,14 +100,15 @@ class UnloadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyActions(Protocol):
-    """Every call may wait for the database, boundedly, and raises StateUnavailable where it does not answer."""
+    """Operations on keys. Every method waits for the database for a bounded time, and raises StateUnavailable when
+    the database does not answer."""
 
     async def list_keys(self, tenant: str | None) -> Sequence[KeyInfo]:
-        """A tenant's keys; None: all."""
+        """The keys of a tenant; with None the keys of all tenants."""
         ...
 
     async def create_key(self, spec: KeySpec, by: Principal) -> NewKey:
-        """Raises InvalidRequest; Forbidden for a key stronger than its maker."""
+        """Raises InvalidRequest, and Forbidden for a key that would allow more than the key of ``by``."""
         ...
 
     async def revoke_key(self, key_id: str) -> KeyInfo:
@@ -120,7 +121,7 @@ class KeyActions(Protocol):
 
 
 class ControlActions(Protocol):
-    """The server as its operator sees it."""
+    """The operations on a running server."""
 
     @property
     def keys(self) -> KeyActions: ...
@@ -128,26 +129,34 @@ class ControlActions(Protocol):
     def status(self) -> ServerReport: ...
 
     def drain(self) -> None:
-        """Leave as after SIGTERM; returns at once."""
+        """Begin to shut down as after SIGTERM; returns at once."""
 
     async def reload(self) -> ReloadReport:
         """Read the configuration file now. Raises InvalidRequest where the server was started without one."""
         ...
 
     async def load(self, model: str) -> ModelReport:
-        """Returns when each of its replicas is ready or cannot be. Raises ModelNotFound, ModelLoadError, Overloaded (no
-        memory for it)."""
+        """Load a model; returns when each of its replicas is ready or has failed.
+
+        Raises ModelNotFound, ModelLoadError, and Overloaded when there is no memory for it.
+        """
         ...
 
     async def override(self, model: str, config: ModelConfig) -> None:
-        """Serve the model with other settings until the configuration is read again. Raises ModelNotFound;
-        InferdError, with nothing changed, where it cannot be or does not load."""
+        """Serve the model with other settings until the configuration is read again.
+
+        Raises ModelNotFound. Raises another InferdError, with nothing changed, when the settings are not possible or
+        the model does not load.
+        """
 
     async def unload(self, model: str) -> UnloadReport:
-        """Returns when its memory has come back. Raises ModelNotFound, InvalidRequest (remote)."""
+        """Unload a model; returns when its memory is free. Raises ModelNotFound, and InvalidRequest for a model with
+        remote replicas alone."""
         ...
 
     async def restart(self, model: str) -> ModelReport:
-        """Replace its replicas, each new one ready before an old one leaves. Raises ModelNotFound, InvalidRequest
-        (remote)."""
+        """Replace a model's replicas one by one: a new replica is ready before an old one stops.
+
+        Raises ModelNotFound, and InvalidRequest for a model with remote replicas alone.
+        """
         ...

@@ -1,7 +1,7 @@
-"""From a body's bytes to a wire struct, and from a decoder's complaint to a sentence.
+"""Decodes JSON bodies into wire structs, and turns the decoder's errors into messages for clients.
 
-One msgspec pass decodes and checks types. What it lets through is checked here as well: keys that appear
-twice (parsers disagree on which one counts) and invalid UTF-8 inside ignored fields.
+One msgspec pass decodes and checks types. Two defects that it accepts are checked here: a key that appears twice
+(parsers disagree on which one counts), and invalid UTF-8 inside ignored fields.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from inferd.predict.codecs.duplicates import DuplicateKey, refuse_duplicates
 
 T = TypeVar("T")
 
-# Above this size decoding is done on another thread, so that the event loop keeps breathing.
+# A larger body is decoded on another thread, so that the event loop is not blocked.
 OFF_LOOP_BYTES: Final = 128 * 1024
-MAX_DECODE_COST: Final = 1 << 18  # of a body that is decoded, in numbers of a list: some 30 ms of a processor
+MAX_DECODE_COST: Final = 1 << 18  # the unit is decoding one number of a list; this many take about 30 ms
 
-_PIECE_BYTES: Final = 256 * 1024  # that are counted in one go
+_PIECE_BYTES: Final = 256 * 1024  # counted in one call
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?P<at>.*))?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises InvalidRequest that names the field at fault."""
+    """The decoded body. Raises InvalidRequest, which names the wrong field."""
     if len(body) > OFF_LOOP_BYTES:
         return await asyncio.to_thread(decode, body, decoder)
     return decode(body, decoder)
@@ -78,15 +78,18 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 async def within_decode_cost(body: bytes) -> bytes:
-    """The body, which is no heavier than ``check_decode_cost`` allows: to be asked before any decoder steps over it."""
+    """The body, unchanged, after ``check_decode_cost``. To be called before any decoder reads it. Raises
+    InvalidRequest."""
     if len(body) > MAX_DECODE_COST:
         await asyncio.to_thread(check_decode_cost, body)
     return body
 
 
 def check_decode_cost(body: bytes) -> None:
-    """Refuse JSON of so many values that decoding it would keep all other threads from running: the decoder holds the
-    interpreter's lock until it is done. Raises InvalidRequest."""
+    """Check that decoding the JSON costs at most ``MAX_DECODE_COST``. Raises InvalidRequest.
+
+    The decoder holds the interpreter's lock until it is done, so a costly body would block all other threads.
+    """
     num_marks = 0
     for at in range(0, len(body), _PIECE_BYTES):
         piece = body[at : at + _PIECE_BYTES]
@@ -97,15 +100,15 @@ def check_decode_cost(body: bytes) -> None:
         return
     if _weight(body) > MAX_DECODE_COST:
         raise InvalidRequest(
-            f"The request body has more values than are read: {MAX_DECODE_COST} numbers at most, of which a string counts "
-            "as two, and an object, a list and a key as five each; send fewer in a request, and tensors as binary "
-            "data.",
+            f"The request body has more values than are read: {MAX_DECODE_COST} numbers at most, of which a string "
+            "counts as two, and an object, a list and a key as five each; send fewer in a request, and tensors as "
+            "binary data.",
             code="too_many_values",
         )
 
 
 def _weight(body: bytes) -> int:
-    """What decoding costs, in numbers of a list; counted until it is more than ``MAX_DECODE_COST``."""
+    """The cost of decoding ``body``, in numbers of a list. Counting stops above ``MAX_DECODE_COST``."""
     weight = 0
     for piece in pieces(body):
         part = b"".join(piece.outside)
@@ -117,24 +120,24 @@ def _weight(body: bytes) -> int:
 
 
 def may_repeat_keys(body: bytes) -> bool:
-    """False only for proper JSON in which no object has a key twice; in less than half of the exact check's time.
+    """False only for valid JSON in which no object has a key twice. Takes less than half of the exact check's time.
 
-    Every key has one colon, and so has its copy when the document is written again without the keys that
-    were dropped as they came twice; colons inside strings are copied, or dropped with their string. So
-    equally many colons mean that nothing was dropped, unless an escape sequence hid one before.
+    The document is decoded, which drops keys that come twice, and encoded again. Every key has one colon; colons inside
+    strings are copied, or dropped with their string. So an equal number of colons means that no key was dropped, unless
+    an escape sequence stands for a colon.
     """
-    if b"\\" in body and b"\\u003" in body:  # looking for one byte first is ten times as fast where there is none
-        return True  # a colon, or one of its neighbours
+    if b"\\" in body and b"\\u003" in body:  # a search for one byte is ten times as fast where there is none
+        return True  # the escape sequence of a colon, or of a character next to it
     try:
         again = _encode(_decode(body))
-        # Most clients write JSON as compactly as we do, and then it is the same.
+        # Most clients write compact JSON, which is encoded to the same bytes.
         return again != body and again.count(b":") != body.count(b":")
     except (ValueError, RecursionError):
         return True
 
 
 def _explain(text: str, body: bytes, wire: Any) -> InvalidRequest:
-    """A msgspec message such as "Expected `int`, got `str` - at `$.n`" as our sentence."""
+    """The error for a msgspec message such as "Expected `int`, got `str` - at `$.n`"."""
     match = _AT.match(text)
     what, at = (match["what"], match["at"] or "") if match else (text, "")
     path = at.replace("`", "").removeprefix("key in ").removeprefix("$")
@@ -161,8 +164,8 @@ def _explain(text: str, body: bytes, wire: Any) -> InvalidRequest:
 
 
 def _value_at(path: str, body: bytes) -> tuple[Any] | None:
-    """The value at a path such as ``.messages[0].content``; None where it cannot be named, or is too deep in a large
-    body to be looked for."""
+    """The value at a path such as ``.messages[0].content``, in a tuple of one. None: there is no value at the path, or
+    the body is too large to decode it again."""
     if len(body) > OFF_LOOP_BYTES:
         return None
     try:

@@ -1,6 +1,6 @@
-"""The one table from the vocabulary of failure to status codes, and the error body.
+"""The table from kinds of errors to HTTP status codes, the error bodies, and the errors that exist only in HTTP.
 
-Also the few failures that exist only in HTTP. Nothing else in inferd knows a status code.
+Code outside the gateway raises errors and does not know their status codes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "cancelled": ErrorKind(503, "server_error", retry_after_s=1),
     "model_load": ErrorKind(503, "server_error"),
     "config": ErrorKind(500, "server_error"),
-    "quality": ErrorKind(500, "server_error"),  # of `inferd quantize`, which no client waits for
+    "quality": ErrorKind(500, "server_error"),  # raised by `inferd quantize` alone, which serves no client
     "route_not_found": ErrorKind(404, "invalid_request_error"),
     "method_not_allowed": ErrorKind(405, "invalid_request_error"),
     "body_too_large": ErrorKind(413, "invalid_request_error"),
@@ -147,7 +147,7 @@ def kind_of(error: InferdError) -> ErrorKind:
 
 
 def error_body(error: InferdError) -> bytes:
-    """The JSON of an error; an unnamed kind shows nothing but that it is internal."""
+    """The JSON body of an error. An error whose kind is not in ``TABLE`` is shown as an internal error."""
     error = _named(error)
     detail = ErrorDetail(printable(error.message, MAX_MESSAGE_CHARS), kind_of(error).type, error.param, error.code)
     return msgspec.json.encode(ErrorBody(detail))
@@ -172,7 +172,7 @@ def _named(error: InferdError) -> InferdError:
 
 
 class ErrorShape(NamedTuple):
-    """How a dialect tells of an error."""
+    """The form of a dialect's error bodies: the type for the OpenAPI document, and the function that encodes one."""
 
     wire: type[msgspec.Struct]
     encode: Callable[[InferdError], bytes]
@@ -184,7 +184,7 @@ TEI_ERRORS: Final = ErrorShape(ErrorWords, error_words)
 
 
 def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:
-    """Headers an error brings along: when to come back, what is allowed instead."""
+    """The headers of an error answer, such as ``retry-after`` and ``allow``."""
     if isinstance(error, MethodNotAllowed):
         return ((b"allow", error.allow.encode("ascii")),)
     if isinstance(error, UpgradeRequired):
@@ -192,9 +192,9 @@ def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:
     if isinstance(error, Unauthenticated):
         return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, BodyTimeout):
-        return ((b"connection", b"close"),)  # the rest of the body is not waited for
+        return ((b"connection", b"close"),)  # the rest of the body is not read
     if isinstance(error, DeadlineExceeded):
-        return ((b"x-should-retry", b"false"),)  # the client's own time is over; OpenAI's clients would retry a 408
+        return ((b"x-should-retry", b"false"),)  # OpenAI's clients would retry a 408 after their own deadline
     retry_after_s = kind_of(error).retry_after_s
     if error.retry_after_s is not None and math.isfinite(error.retry_after_s):
         retry_after_s = max(1, math.ceil(min(error.retry_after_s, 86_400.0)))
@@ -213,7 +213,7 @@ def printable(text: str, limit: int = 64) -> str:
 
 
 def shown(value: object, limit: int = 64) -> str:
-    """A client's value in a sentence: JSON, one line, bounded whatever its size."""
+    """A client's value as a part of a message: on one line, with at most about ``limit`` characters."""
     if isinstance(value, str):
         return printable(msgspec.json.encode(value[: limit + 1]).decode(), limit)
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
@@ -226,7 +226,7 @@ def shown(value: object, limit: int = 64) -> str:
 
 
 def invalid(param: str, message: str, code: str | None = "invalid_value") -> InvalidRequest:
-    """A 400 that names the field at fault."""
+    """The error (400) for a field with a wrong value."""
     return InvalidRequest(message, param=param, code=code)
 
 
@@ -234,8 +234,8 @@ _QUOTED: Final = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]
 
 
 def loggable(error: InferdError, model: str | None) -> str:
-    """An error's sentence without what it quotes of a request, which may be a part of its text: the log holds none.
-    Names of models, fields and paths stay."""
+    """An error's message for the log. Quoted parts are replaced, because they may be text of the request. Names of
+    models, fields and paths stay."""
     kept = (model, error.param)
     is_harmless = isinstance(error, ModelNotFound | RouteNotFound | MethodNotAllowed)
     said = (

@@ -1,6 +1,6 @@
-"""What chat and text completions share: who is asked, what is submitted, and how outputs are gathered.
+"""Submits requests for generation to the router, and gathers their outputs, for all endpoints that generate text.
 
-Knows the router's streams; knows neither wire format.
+Knows the router's streams. Does not know the wire formats of answers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def fingerprint_of(context: Context, model: ModelStatus) -> str | None:
-    """What identifies the weights and settings; a model that was still loading has told it since."""
+    """The fingerprint of the model's weights and settings, from its current status if it was loading before. None: not
+    known yet."""
     info = model.info
     if info is None:
         now = context.router.model(model.name)
@@ -61,11 +62,11 @@ async def submit_all(
     return_prompt_ids: bool,
     may_relay: bool = True,
 ) -> list[Stream]:
-    """One submit per prompt, when all of them are known to be good. The call owns the streams and closes them however it ends.
+    """Submit one request per prompt, after all of them were checked. The call owns the streams and closes them.
 
-    A request of one prompt goes along as its client sent it (``raw``), in case a remote replica takes it.
+    A request with one prompt carries the client's body (``raw``), which a remote replica gets.
 
-    Raises QuotaExceeded, and what the router raises.
+    Raises InvalidRequest, QuotaExceeded, and what the router raises.
     """
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= 1024:
         raise invalid("cache_salt", f"cache_salt must have 1 to 1024 characters, not {len(body.cache_salt)}.")
@@ -114,7 +115,7 @@ async def submit_all(
         )
         for number, prompt in enumerate(prompts)
     ]
-    if len(requests) > 1:  # else some would be computed, and charged, for a request that is refused
+    if len(requests) > 1:  # without the check some prompts would be computed before another one is refused
         await context.router.check(requests)
     for request in requests:
         call.streams.append(context.router.submit(request, relay))
@@ -122,21 +123,22 @@ async def submit_all(
 
 
 def forwarded_headers(call: Call) -> Headers:
-    """What a remote server hears of the request besides its body: which one it is."""
+    """The headers that a remote server gets: the request's id, and its trace context if it has one."""
     headers: Headers = ((b"x-request-id", call.request_id.encode("ascii")),)
     trace = call.header(b"traceparent")
     return (*headers, (b"traceparent", trace)) if trace is not None and _TRACE.fullmatch(trace) else headers
 
 
 def _bytes_of(prompt: Prompt, call: Call) -> int:
-    """An upper bound of a prompt's text; JSON writes no text shorter than it is."""
+    """An upper bound of the bytes of a prompt's text. The JSON of a text is never shorter than the text."""
     if isinstance(prompt, TokenPrompt):
         return 0
     return len(prompt.text.encode()) if isinstance(prompt, TextPrompt) else call.request_bytes
 
 
 def check_request_id(call: Call, body: GenerationFields) -> None:
-    """vLLM lets the body name the request as well; it then counts as the header would."""
+    """Take the request's id from the body's ``request_id``, which vLLM's dialect allows, instead of from the header.
+    Raises InvalidRequest."""
     if body.request_id is None:
         return
     if not is_request_id(body.request_id):
@@ -207,15 +209,16 @@ class Collected:
 
 
 def failure_of(end: End) -> InferdError | None:
-    """The error an end stands for, to be told; None when the request was done."""
+    """The error of a request that ended with ``end``; None: it was done. To raise it, use ``check_end``."""
     return None if _is_done(end) else _error_of(end)
 
 
 def check_end(end: End) -> None:
-    """Raises the error an end stands for.
+    """Raise the error of a request that ended with ``end``, if it was not done.
 
-    No frame that is left by it has it in a variable: error, traceback and frame would be a circle, and keep the
-    request with its prompt until the collector comes by. So raise with this, and not what ``failure_of`` returned.
+    Raise with this function and not the result of ``failure_of``: a frame with the error in a variable makes a
+    reference cycle of error, traceback and frame. The cycle keeps the request and its prompt in memory until the
+    garbage collector runs.
     """
     if not _is_done(end):
         raise _error_of(end)
@@ -234,7 +237,7 @@ def _error_of(end: End) -> InferdError:
 
 
 async def collect(call: Call, stream: Stream, n: int) -> Collected:
-    """The whole answer of one stream. Raises what the request failed with."""
+    """The whole answer of one stream. Raises the error of a failed request."""
     collected = Collected(n)
     async for output in stream:
         if not isinstance(output, Output):
@@ -265,7 +268,7 @@ async def collect_all(call: Call, streams: Sequence[Stream], n: int) -> list[Col
         await _stop(tasks)
         raise
     finally:
-        tasks.clear()  # they hold what they failed with: see ``check_end``
+        tasks.clear()  # failed tasks hold their errors: see ``check_end``
 
 
 async def _stop(tasks: Sequence[asyncio.Task[Collected]]) -> None:
@@ -277,7 +280,7 @@ async def _stop(tasks: Sequence[asyncio.Task[Collected]]) -> None:
 async def merge(call: Call, streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Output], None]:
     """Outputs of several streams as they come, each with its stream's number.
 
-    At most one output per stream is held here: a slow reader holds back the reading, not memory.
+    At most one output per stream is held here, so a slow reader does not fill memory.
     """
     if len(streams) == 1:
         async for output in streams[0]:
@@ -319,7 +322,8 @@ def _unexpected_relay() -> InternalError:
 
 
 async def first_output(outputs: AsyncGenerator[tuple[int, Output], None], call: Call) -> tuple[int, Output]:
-    """The first output, before any status is sent: a failure here is still a proper HTTP error."""
+    """The first output and its stream's number, before any status is sent. Raises the error of a failed request, which
+    then becomes an HTTP error."""
     try:
         number, output = await anext(outputs)
         if output.end is not None and not _is_done(output.end):
@@ -342,7 +346,7 @@ def usage_body(usage: Usage) -> UsageBody:
 
 
 def error_frame(call: Call, error: InferdError) -> bytes:
-    """The last event of a stream that broke after it had begun."""
+    """The last event of a stream that failed after it had begun. Records the error in the call."""
     call.note_error(error)
     return b"data: " + error_body(error) + b"\n\n"
 

@@ -1,7 +1,7 @@
-"""Idempotency-Key: a request that is sent again gets the first one's answer, byte for byte.
+"""Idempotency-Key: a repeated request gets the first request's answer, byte for byte.
 
-Knows headers and answers; who comes first and what is kept is ``IdempotencyStore``'s. Only complete,
-successful answers are repeated: what failed is tried anew.
+Only complete, successful answers are repeated; a failed request is computed again. Knows headers and answers.
+``IdempotencyStore`` decides which request is the first, and stores the answers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ _REPLAYED: Final[Headers] = ((b"idempotent-replayed", b"true"),)
 
 
 def stored_headers(headers: Headers) -> Headers:
-    """Those headers that are kept with an answer."""
+    """The headers that are stored with an answer."""
     return tuple([header for header in headers if header[0].lower() in _STORED_HEADERS])
 
 
 async def run_idempotent(
     context: Context, call: Call, raw: bytes, model: str, compute: Callable[[], Awaitable[Answer]]
 ) -> Answer:
-    """What ``compute`` answers; where the request names an Idempotency-Key, computed once for all that
-    name it. Raises IdempotencyConflict for another body under the same key."""
+    """The result of ``compute``, or the stored answer of an earlier request with the same Idempotency-Key.
+
+    Raises IdempotencyConflict for another body under the same key, and InvalidRequest for a malformed key.
+    """
     header = call.header(b"idempotency-key")
     if header is None or context.idempotency is None:
         return await compute()
@@ -45,7 +47,7 @@ async def run_idempotent(
         reserve(context, call, model)
         streamed = EVENTS_HEADERS if found.content_type == EVENTS_TYPE else ()
         return Response(found.status, found.body, found.content_type, (*found.headers, *_REPLAYED, *streamed))
-    call.closers.append(found.abandon)  # however the call ends; nothing when it was finished
+    call.closers.append(found.abandon)  # has no effect after ``finish``
     answer = await compute()
     if isinstance(answer, EventStream):
         return EventStream(_recorded(answer.frames, answer.ending, found), answer.headers, answer.ending)
@@ -57,8 +59,8 @@ async def run_idempotent(
 
 
 async def _recorded(frames: AsyncGenerator[bytes, None], ending: bytes, claim: Claim) -> AsyncGenerator[bytes, None]:
-    """Frames as they come. The last one waits until all are kept: a client that has seen the end is
-    given the same again, even after a crash."""
+    """Frames as they come. The last one is sent after the answer was stored, so a client that has read the end gets the
+    same answer again, even after a crash."""
     recorded: list[bytes] | None = []
     num_bytes = 0
     try:

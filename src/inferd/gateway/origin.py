@@ -1,8 +1,8 @@
-"""Which names this server answers to, and which web pages may call it.
+"""Checks of the Host and Origin headers: the names of this server, and the web pages that may call it.
 
-A browser attacks on behalf of the page it shows: by a name that a foreign DNS server points at
-127.0.0.1 (rebinding), or by a form or script of another origin. Both are refused here, from the Host
-and Origin headers alone. Programs that are no browsers send no Origin and are not concerned.
+A web page can attack a server through its visitor's browser: with a name that a foreign DNS server points at 127.0.0.1
+(DNS rebinding), or with a form or script of another origin. Both are refused. Programs other than browsers send no
+Origin, and only their Host header is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from inferd.gateway.errors import printable
 from inferd.http.asgi import Headers
 
 _HOST: Final = re.compile(
-    rb"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}(?:%25[A-Za-z0-9._-]{1,32})?\])(?::(?P<port>[0-9]{1,5}))?"
+    rb"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}(?:%25[A-Za-z0-9._-]{1,32})?\])"
+    rb"(?::(?P<port>[0-9]{1,5}))?"
 )
 _SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _MAX_HOST_RESULTS: Final = 256
@@ -32,7 +33,7 @@ _VARY: Final = (b"vary", b"origin")
 
 
 class Origins:
-    """The rules of one configuration."""
+    """The allowed hosts and origins of one configuration."""
 
     __slots__ = ("_any_origin", "_host_results", "_hosts", "_origins")
 
@@ -46,7 +47,8 @@ class Origins:
         self._host_results: dict[bytes, bool] = {}  # answers for Host headers seen before
 
     def check_host(self, call: Call) -> None:
-        """Raises InvalidRequest for a Host header that is none, Forbidden for a name that is not ours."""
+        """Raises InvalidRequest for a missing or malformed Host header, and Forbidden for a host that is not
+        allowed."""
         host = call.header(b"host")
         if host is None:
             if call.http_version == "1.0":
@@ -74,13 +76,13 @@ class Origins:
             return True
         name = match["name"].decode("ascii").lower().rstrip(".")
         if _is_address(name.strip("[]")):
-            return True  # nobody's DNS points an address elsewhere
+            return True  # an address needs no DNS, so it cannot be rebound
         return any(name == rule or (rule.startswith("*.") and name.endswith(rule[1:])) for rule in self._hosts)
 
     def cors_headers(self, call: Call, *, same_origin_only: bool) -> Headers:
-        """Headers that let the page of an allowed origin read the answer, whatever it is.
+        """The CORS headers that let a page of an allowed origin read the answer, also an error.
 
-        ``same_origin_only``: of this no page of another origin gets anything, whatever is configured.
+        ``same_origin_only``: the route allows no page of another origin, whatever is configured.
         """
         origin = call.header(b"origin")
         if origin is None:
@@ -94,10 +96,11 @@ class Origins:
         )
 
     def check_origin(self, call: Call, *, same_origin_only: bool) -> Headers:
-        """Likewise. Raises Forbidden for a request that changes something and comes from a page of another origin."""
+        """The same headers. Raises Forbidden for an unsafe method, or a WebSocket, from a page of an origin that is not
+        allowed."""
         headers = self.cors_headers(call, same_origin_only=same_origin_only)
         origin = call.header(b"origin")
-        # Nothing keeps a page from reading a WebSocket of another origin but the server.
+        # A browser lets every page read a WebSocket of another origin, so the server must refuse it.
         if origin is None or headers or (call.method in _SAFE and call.offer is None):
             return headers
         if origin.lower().partition(b"://")[2] != (call.header(b"host") or b"").lower():
@@ -109,7 +112,7 @@ class Origins:
         return headers
 
     def preflight(self, call: Call, allow: str) -> Headers | None:
-        """The answer to a browser that asks before it calls; None: this is no such question, or the
+        """The headers of the answer to a browser's preflight request. None: the call is no preflight request, or its
         origin is not allowed."""
         origin = call.header(b"origin")
         if origin is None or call.header(b"access-control-request-method") is None or not self._allows(origin):

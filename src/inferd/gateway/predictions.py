@@ -1,7 +1,7 @@
-"""Requests for predictions, whatever their dialect: admitted here, decoded by the worker that knows the model.
+"""Admits requests for predictions of all dialects, and returns the worker's answers.
 
-The endpoints of the dialects (KServe v2, embeddings, rerank, ...) say what they read of a body; the rest goes
-through as it came, and the worker's answer goes back as it is. Knows no tensor.
+The endpoints of the dialects (KServe v2, embeddings, rerank, ...) read a few fields of a body (``PredictFields``). The
+worker decodes the body, and its answer is sent unchanged. Does not know tensors.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from inferd.gateway.idempotency import run_idempotent
 from inferd.gateway.upstream import ModelStatus, Stream
 from inferd.types import Output, Prediction, PredictRequest
 
-BYTES_PER_TOKEN: Final = (
-    64  # of tensors, which have none: the queue's bound in bytes is met first, and is the one that is told
-)
+BYTES_PER_TOKEN: Final = 64  # tensors have no tokens; with this rate the queue's limit in bytes is reached first
 
 
 class PredictFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What a dialect's endpoint has read of a request."""
+    """The fields of a request for a prediction that the gateway uses, and its body for the worker."""
 
     dialect: str
     body: bytes
@@ -39,16 +37,16 @@ class PredictFields(msgspec.Struct, frozen=True, kw_only=True):
     may_wait: bool = True
     priority: int | None = None  # as in ``Request``
     timeout: float | None = None  # seconds
-    tokens: int = 0  # an upper bound of what it costs a tenant's quota of tokens; 0: it is not counted in tokens
+    tokens: int = 0  # an upper bound of its tokens, for the tenant's quota; 0: it has no tokens
 
 
 async def predict(
     context: Context, call: Call, model: ModelStatus, fields: PredictFields, *, tasks: tuple[str, ...]
 ) -> Answer:
-    """The model's answer, in the dialect's own words: computed now, or what it was when the same was asked before
-    (Idempotency-Key, the cache of models that have one). The model must be able to do one of the ``tasks``.
+    """The model's answer in the request's dialect: computed now, repeated for an Idempotency-Key, or cached. The model
+    must have one of the ``tasks``.
 
-    Raises InvalidRequest, QuotaExceeded, IdempotencyConflict, what the router raises and what the request failed with.
+    Raises InvalidRequest, QuotaExceeded, IdempotencyConflict, what the router raises and the error of a failed request.
     """
     check_task(model, *tasks)
     return await get_or_compute_prediction(
@@ -59,7 +57,7 @@ async def predict(
 async def get_or_compute_prediction(
     context: Context, call: Call, model: ModelStatus, fields: PredictFields, compute: Callable[[], Awaitable[Response]]
 ) -> Answer:
-    """What ``compute`` answers, or what it answered when the same was asked before."""
+    """The result of ``compute``, or the stored or cached answer of an equal earlier request."""
 
     def inputs() -> CacheInputs:
         info = model.info
@@ -75,7 +73,7 @@ async def get_or_compute_prediction(
         )
 
     async def find_or_compute() -> Answer:
-        if fields.sequence:  # what it is answered depends on what came before
+        if fields.sequence:  # its answer depends on the sequence's earlier requests
             return await compute()
         return await get_or_compute(context, call, inputs, model.name, compute)
 
@@ -86,7 +84,7 @@ async def get_or_compute_prediction(
 
 
 async def compute_prediction(context: Context, call: Call, model: ModelStatus, fields: PredictFields) -> Response:
-    """Likewise, whatever was asked before."""
+    """The model's answer, computed now. Raises what ``submit`` raises and the error of a failed request."""
     stream = submit(context, call, model, fields)
     prediction: Prediction | None = None
     async for output in stream:
@@ -103,7 +101,7 @@ async def compute_prediction(context: Context, call: Call, model: ModelStatus, f
 
 
 def several_answers_error(name: str) -> InvalidRequest:
-    """A generator was asked where there is place for one answer."""
+    """The error when a model yields several answers to a call that returns one."""
     return InvalidRequest(
         f"The model {name!r} gives several answers, and this call has one; ask it with gRPC's ModelStreamInfer.",
         param="model",
@@ -112,12 +110,12 @@ def several_answers_error(name: str) -> InvalidRequest:
 
 
 def no_answer_error(name: str) -> InternalError:
-    """A generator that yielded nothing."""
+    """The error when a model yields no answer."""
     return InternalError(f"The model {name!r} ended without an answer.")
 
 
 def check_task(model: ModelStatus, *tasks: str) -> None:
-    """Raises InvalidRequest when the model is known and can do none of them."""
+    """Raises InvalidRequest when the model's tasks are known and none of ``tasks`` is among them."""
     info = model.info
     if info is not None and not any(task in info.tasks for task in tasks):
         raise InvalidRequest(
@@ -128,7 +126,8 @@ def check_task(model: ModelStatus, *tasks: str) -> None:
 
 
 def submit(context: Context, call: Call, model: ModelStatus, fields: PredictFields) -> Stream:
-    """Admit it and put it into the model's queue. The call owns the stream."""
+    """Reserve the request's quota and put it into the model's queue. The call owns the stream. Raises InvalidRequest,
+    QuotaExceeded and what the router raises."""
     call.model = model.name
     request = predict_request(call, model, fields)
     reserve(context, call, model.name, prompt_tokens=fields.tokens)
@@ -138,7 +137,7 @@ def submit(context: Context, call: Call, model: ModelStatus, fields: PredictFiel
 
 
 def predict_request(call: Call, model: ModelStatus, fields: PredictFields) -> PredictRequest:
-    """What the router gets. Raises InvalidRequest."""
+    """The request that is submitted to the router. Raises InvalidRequest."""
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     return PredictRequest(
         id=call.response_id("predict"),
@@ -153,7 +152,7 @@ def predict_request(call: Call, model: ModelStatus, fields: PredictFields) -> Pr
         num_tokens=fields.tokens or max(1, len(fields.body) // BYTES_PER_TOKEN),
         num_bytes=len(fields.body),
         arrived_at=call.started_at,
-        idempotent=not fields.sequence,  # a state must not be moved on twice
+        idempotent=not fields.sequence,  # a retry would advance the sequence's state twice
         dialect=fields.dialect,
         body=fields.body,
         header_bytes=fields.header_bytes,

@@ -1,10 +1,10 @@
-"""Requests for models behind remote servers: checked and submit_relay here, answered over there.
+"""Relays requests for models with remote replicas alone: they are checked and admitted here, and computed remotely.
 
-What this server relies on is decoded and checked; the rest is the remote server's to judge, and its bytes
-go through as they are. Usually a request is taken over from its connection without a task, its answer
-written straight from the one connection to the other (``RelayForwarder.forward``); what is unusual (a large or
-slow body, an Idempotency-Key, a cached model, an error before anybody is asked) goes the general path,
-where ``relay_request`` answers it. Knows neither replicas nor how a remote server is reached.
+The fields that the gateway uses are decoded and checked. The remote server checks the rest, and gets the body unchanged
+where that is possible. Most requests are relayed without a task: ``RelayForwarder.forward`` takes them from their
+connection, and the answer is written from one connection to the other. A large or slow body, an Idempotency-Key, a
+cached model or an early error take the general path (``relay_request``). Knows neither replicas nor connections to
+remote servers.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _log = logging.getLogger("inferd.gateway")
 def submit_completion(
     context: Context, call: Call, name: str, path: str, fields: ChatFields | TextFields, body: bytes
 ) -> Stream:
-    """Admit a request for a model behind remote servers alone. Raises InvalidRequest, QuotaExceeded, and
-    what the router raises."""
+    """Check, admit and submit a chat or text completion for a model with remote replicas alone. Raises InvalidRequest,
+    QuotaExceeded, and what the router raises."""
     if isinstance(fields, ChatFields):
         if not fields.messages:
             raise invalid("messages", "messages must not be empty; send at least one message.")
@@ -86,7 +86,8 @@ def submit_completion(
 
 
 class Asking(NamedTuple):
-    """What a remote server is asked."""
+    """The parts of a ``Relay`` that an endpoint sets: the remote path, the body, and whether its answer is a stream
+    with usage."""
 
     path: str
     body: bytes
@@ -95,7 +96,8 @@ class Asking(NamedTuple):
 
 
 def submit_relay(context: Context, call: Call, name: str, asking: Asking, terms: Terms, cost: Cost) -> Stream:
-    """Put a request that its quota allows into the queue of a model behind remote servers."""
+    """Reserve a request's quota and put it into the queue of a model with remote replicas alone. Raises QuotaExceeded,
+    and what the router raises."""
     path, body, stream, wants_usage = asking
     reserve(context, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
     headers = forwarded_headers(call)
@@ -123,7 +125,7 @@ def submit_relay(context: Context, call: Call, name: str, asking: Asking, terms:
 
 
 def remote_model_of(context: Context, call: Call, body: bytes) -> str | None:
-    """The model behind remote servers alone that a request is for; None where it is for another one."""
+    """The name of the model that a body names, if that model has remote replicas alone; else None."""
     names = remote_models(context.config)
     if not names:
         return None
@@ -137,7 +139,8 @@ def remote_model_of(context: Context, call: Call, body: bytes) -> str | None:
 
 
 async def relay_request(context: Context, call: Call, name: str, path: str, body: bytes) -> Answer:
-    """The answer for such a model. Raises InferdError for everything that is known before the first byte."""
+    """The answer to a completion for a model with remote replicas alone. Raises InferdError for every failure before
+    the first byte."""
     fields: ChatFields | TextFields
     if path == CHAT:
         fields = await decode_body(body, chat_decoder)
@@ -155,7 +158,7 @@ _named = msgspec.json.Decoder(_Named)
 
 
 def _model_of(body: bytes) -> str | None:
-    """Whom a body is for; None where it does not say, or is none."""
+    """The model that a body names. None: it names none, or it is not valid JSON."""
     try:
         return _named.decode(body).model
     except (ValueError, RecursionError):
@@ -163,7 +166,8 @@ def _model_of(body: bytes) -> str | None:
 
 
 async def relayed_answer(call: Call, model: ModelStatus, streams: list[Stream]) -> Answer | None:
-    """The answer where a remote server gives it; None where it is made here, from ``streams``, whole as they were."""
+    """The answer, if a remote server gives it. None: a local replica computes it, and ``streams`` still has all its
+    items."""
     if not model.has_remote or len(streams) != 1:
         return None
     first = await anext(streams[0])
@@ -174,12 +178,12 @@ async def relayed_answer(call: Call, model: ModelStatus, streams: list[Stream]) 
 
 
 async def relayed_response(call: Call, stream: Stream) -> Answer:
-    """The answer of a remote server to what was submitted. Raises what the request failed with before it."""
+    """The answer of a remote server to a submitted request. Raises the error of a request that failed before it."""
     return await _forwarded(call, stream, await anext(stream))
 
 
 async def _forwarded(call: Call, stream: Stream, first: Item) -> Answer:
-    """A relayed answer of which the first item is there. Raises what the request failed with before it."""
+    """The relayed answer whose first item is ``first``. Raises the error of a request that failed before it."""
     head = first.head if isinstance(first, Relayed) else None
     if head is None:
         if first.end is not None:
@@ -209,7 +213,7 @@ async def _frames(call: Call, stream: Stream, first: Relayed) -> AsyncGenerator[
 
 
 class PeekedStream:
-    """A stream whose first item was looked at and is still to be read."""
+    """A stream whose first item was read and is returned again."""
 
     __slots__ = ("_first", "_stream", "attach", "close", "pause", "resume", "when_over")
 
@@ -235,7 +239,7 @@ class PeekedStream:
 
 
 class RelayForwarder:
-    """Takes over the requests that can be forwarded without a task. Made anew with each configuration."""
+    """Relays requests without a task. Is built anew for each configuration."""
 
     __slots__ = ("_context", "_handler", "_head_cache", "_max_body_bytes", "_names", "_origins", "_principal")
 
@@ -258,7 +262,8 @@ class RelayForwarder:
         )
 
     def forward(self, exchange: Exchange) -> bool:
-        """Serve a request that is as usual; False: it is not, and nothing has happened."""
+        """Relay a request for a completion, if it needs nothing special. False: the general path must serve it, and
+        nothing was done."""
         path = _TARGETS.get(exchange.target)
         if path is None or not self._names or exchange.method != "POST":
             return False
@@ -273,7 +278,7 @@ class RelayForwarder:
                 self._origins.check_host(call)
                 call.common_headers = self._origins.check_origin(call, same_origin_only=False)
             except InferdError:
-                return False  # the general path says so
+                return False  # the general path answers with this error
         body = exchange.whole_body()
         if len(body) > self._max_body_bytes or not (body.isascii() or is_utf8(body)):
             return False
@@ -290,7 +295,7 @@ class RelayForwarder:
         try:
             require_json(call)
             if not call.principal.may_use(name):
-                return False  # it is not found, in the same words as one that does not exist
+                return False  # the general path answers that the model does not exist
             writer.stream = stream = submit_completion(self._context, call, name, path, fields, body)
         except InferdError as error:
             writer.refuse(error)

@@ -1,6 +1,6 @@
-"""What is read of a request for a model that runs elsewhere: the fields that are acted upon here.
+"""The fields that are read of a request for a model with remote replicas alone. The remote server reads all others.
 
-All others belong to the remote server. Knows the wire, nothing of connections or of how a request is served.
+Knows wire formats. Does not know connections or how a request is served.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Message(msgspec.Struct, frozen=True):
 
 
 class RelayFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are acted upon here; all others belong to the remote server."""
+    """The fields that chat and text completions share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -44,7 +44,7 @@ class RelayFields(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_terms(self) -> bool:
-        """It asks for more than one plain answer, or for terms of its own."""
+        """Whether the body asks for several choices, or sets a priority or a timeout."""
         return not (self.n is None and self.best_of is None and self.priority is None and self.timeout is None)
 
 
@@ -54,7 +54,8 @@ class ChatFields(RelayFields, frozen=True, kw_only=True):
 
     @property
     def max_answer_tokens(self) -> int | None:
-        """Which of the two limits a remote server goes by is not known here: the larger one."""
+        """The larger of the two limits, because it is unknown which of them the remote server uses. None: none is
+        set."""
         if self.max_completion_tokens is None:
             return self.max_tokens
         return max(self.max_completion_tokens, self.max_tokens or 0)
@@ -82,7 +83,7 @@ _prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class _NoModelInfo:
-    """What is known of the size of a model that runs elsewhere: nothing."""
+    """A model without a ``ModelInfo``, for ``cost_of``: the context length of a remote model is not known."""
 
     info: ModelInfo | None = None
 
@@ -96,7 +97,7 @@ def remote_models(config: Config) -> frozenset[str]:
 
 
 def num_prompts_of(prompt: msgspec.Raw) -> int:
-    """How many prompts a text completion is about. One prompt is a text, or a list of token ids."""
+    """The number of prompts of a text completion. One prompt is a text, or a list of token ids."""
     given = bytes(prompt).lstrip()
     if not given.startswith(b"["):
         return 1
@@ -106,7 +107,7 @@ def num_prompts_of(prompt: msgspec.Raw) -> int:
 
 
 def is_utf8(body: bytes) -> bool:
-    """Proper UTF-8, also where nobody here reads it."""
+    """Whether the whole body is valid UTF-8, including the fields that are not decoded."""
     try:
         body.decode("utf-8")
     except UnicodeDecodeError:

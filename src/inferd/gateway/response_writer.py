@@ -1,6 +1,6 @@
-"""Writes what a stream says straight to its client's connection, without a task.
+"""Writes the items of a stream to the client's connection as they come, without a task.
 
-Knows the client's exchange and the call's books; knows neither how a request came to be nor who answers it.
+Knows the client's exchange and the call. Knows neither how the request was read nor which replica answers it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from inferd.http.asgi import Headers
 from inferd.http.exchange import Exchange
 from inferd.types import Prediction, Relayed, RelayHead
 
-NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # another server's words, and its word for what they are
+NOSNIFF: Final = (b"x-content-type-options", b"nosniff")  # for relayed bodies, whose content type is not verified here
 
 
 _log = logging.getLogger("inferd.gateway")
 
 
 class CallHandler(Protocol):
-    """What is done with every call, whichever way it went."""
+    """Turns the errors of calls into answers, and closes calls. ``Gateway`` implements it."""
 
     def error_response(self, call: Call, error: InferdError) -> Response:
-        """The answer an error makes, noted in the call."""
+        """The answer to a call that failed with ``error``, which is recorded in the call."""
         ...
 
     def close(self, call: Call) -> None:
-        """The call is over: settle and tell."""
+        """End the call: settle its quota and emit its event."""
 
 
 class ResponseWriter:
-    """Writes what a stream says straight to the client's connection."""
+    """Is called with each item of a stream, and writes it to the client's connection.
+
+    An answer that has begun and fails ends with an error event; one that has not begun becomes an error answer.
+    """
 
     __slots__ = ("_call", "_exchange", "_handler", "_has_begun", "_has_several", "_is_closed", "_prediction", "stream")
 
@@ -96,7 +99,7 @@ class ResponseWriter:
             self._fail()
 
     def _fail(self) -> None:
-        """Say that the server failed, where nothing was said yet, and cut the answer off where it had begun."""
+        """End the call after a defect: with an internal error, or by cutting off an answer that has begun."""
         if self._is_closed:
             return
         stream, exchange = self.stream, self._exchange
@@ -132,11 +135,11 @@ class ResponseWriter:
                 exchange.write(data)
 
     def mark_begun(self) -> None:
-        """The answer's head, and maybe some of its body, was written by somebody else."""
+        """Note that the answer's head, and perhaps some of its body, is written already."""
         self._has_begun = True
 
     def refuse(self, error: InferdError) -> None:
-        """It came to nothing before anybody was asked."""
+        """Answer with ``error`` a request that was not submitted."""
         self._exchange.take_body()
         self._answer(self._handler.error_response(self._call, error))
         self._close()
@@ -157,7 +160,7 @@ class ResponseWriter:
         self._exchange.answer(response.status, headers, response.body)
 
     def client_left(self) -> None:
-        """The client is gone: so is the request; its end says what it cost."""
+        """Cancel the request because the client closed the connection. The stream's end has the usage."""
         self._call.client_left = True
         if self.stream is not None:
             self.stream.close()
@@ -175,5 +178,5 @@ class ResponseWriter:
         self._is_closed = True
         call, exchange = self._call, self._exchange
         self._handler.close(call)
-        # What refers to itself is freed late, by a search that costs every request something.
+        # Break the reference cycles: otherwise only the garbage collector frees the call and its request.
         exchange.on_disconnect = exchange.on_writable = self.stream = None

@@ -1,4 +1,7 @@
-"""What a route is, and how a path finds its own. Knows patterns of paths; which routes there are is ``routes``'."""
+"""The type of a route, and the table that finds the routes of a path.
+
+Knows patterns of paths. The routes themselves are in ``routes.py``.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ Endpoint = Callable[[Context, Call, str], Awaitable[Answer | Switched]]
 
 class Route(NamedTuple):
     method: Literal["GET", "POST", "DELETE"]
-    pattern: str  # what is in braces takes any text, slashes included: names of models have some
+    pattern: str  # a name in braces matches any text, slashes included, because names of models may have slashes
     scope: Scope
     endpoint: Endpoint
     summary: str
     request: type[msgspec.Struct] | None = None
     response: type[msgspec.Struct] | type[list[Any]] | UnionType | None = None
-    chunk: type[msgspec.Struct] | None = None  # what each event of a streamed answer holds
+    chunk: type[msgspec.Struct] | None = None  # the type of each event of a streamed answer
     media: bytes = b"application/json"
-    statuses: tuple[int, ...] = ()  # of refusals
+    statuses: tuple[int, ...] = ()  # of error answers
     success: int = 200
     also: tuple[int, ...] = ()  # further statuses whose answer is a ``response``
     needs_body: bool = True  # where there is a ``request``
@@ -41,7 +44,7 @@ class Match(NamedTuple):
 
     @property
     def scope(self) -> Scope:
-        """What it takes to be told anything at all about this path."""
+        """The scope that a request needs before an answer says anything about this path."""
         return next(iter(self.by_method.values())).scope
 
     @property
@@ -57,8 +60,11 @@ class Match(NamedTuple):
 
 
 class RouteTable:
-    """Finds the routes of a path. Where a pattern has two names, what is between them is found in what they stand
-    for."""
+    """Finds the routes of a path.
+
+    A pattern with two names, such as ``/v2/models/{model}/versions/{version}``, matches one text for both: ``rest`` is
+    that text, with the separator inside it.
+    """
 
     __slots__ = ("_exact", "_open_ended")
 
@@ -68,7 +74,7 @@ class RouteTable:
         for route in routes:
             (found if "{" in route.pattern else self._exact).setdefault(route.pattern, {})[route.method] = route
         self._open_ended = [(*_literals(pattern), pattern, by_method) for pattern, by_method in found.items()]
-        # What asks for more of the path goes first.
+        # Patterns with more literal text go first.
         self._open_ended.sort(key=lambda entry: -len(entry[1]) - len(entry[2]))
 
     def find(self, path: str) -> Match | None:
@@ -84,7 +90,7 @@ class RouteTable:
 
 
 def _literals(pattern: str) -> tuple[str, str, str]:
-    """What a path has before, between and behind a pattern's names."""
+    """The literal texts before, between and behind a pattern's names."""
     prefix, _, rest = pattern.partition("{")
     between, _, suffix = rest.partition("}")[2].rpartition("{")
     return (prefix, between, suffix.partition("}")[2]) if between else (prefix, "", rest.partition("}")[2])

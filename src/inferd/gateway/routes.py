@@ -1,7 +1,7 @@
-"""The table of routes: which method and path lead where, and what is read and written there.
+"""The table of routes: for each method and path the endpoint, the scope of the key, and the bodies.
 
-The OpenAPI document is generated from the same table, so that nothing is served that is not
-described and nothing described that is not served.
+The OpenAPI document is generated from the same table, so the document describes every route that is served and no
+other.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ async def _completion(context: Context, call: Call, rest: str) -> Answer:
 
 
 async def _relay(context: Context, call: Call, name: str, path: str, raw: bytes) -> Answer:
-    """For a model behind remote servers alone."""
+    """Answer for a model that has remote replicas alone."""
 
     async def compute() -> Answer:
         return await relay_request(context, call, name, path, raw)
@@ -181,7 +181,7 @@ async def _create_key(context: Context, call: Call, rest: str) -> Answer:
     return await admin.create_key(context, call)
 
 
-_REFUSALS: Final = (401, 403)  # of every route that is not public
+_REFUSALS: Final = (401, 403)  # statuses of every route that is not public
 _GENERATES: Final = (400, *_REFUSALS, 404, 408, 409, 413, 415, 422, 429, 500, 502, 503, 504)
 
 
@@ -241,7 +241,7 @@ def _admin(
 
 
 def _kserve() -> tuple[Route, ...]:
-    """KServe v2. What is told of a model is told of each of its versions."""
+    """The routes of KServe v2. Every route of a model exists for each of its versions as well."""
     model, refusals = "/v2/models/{model}", (400, *_REFUSALS, 404, 503)
 
     def get(
@@ -367,7 +367,7 @@ def _kserve() -> tuple[Route, ...]:
 
 
 def _texts() -> tuple[Route, ...]:
-    """Vectors, ranks, scores and classes of texts, in the words of several servers."""
+    """The routes for vectors, ranks, scores and classes of texts, in the dialects of several servers."""
 
     def post(
         pattern: str,

@@ -1,7 +1,7 @@
-"""The front door: one ASGI application.
+"""The ASGI application that serves all HTTP routes.
 
-Everything that comes in gets an answer, a request id and one HttpServed event; what goes wrong on the
-way becomes an error body here and nowhere else.
+Every request gets an answer, a request id and one HttpServed event. Exceptions become error bodies in this module
+and nowhere else.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ _log = logging.getLogger("inferd.gateway")
 
 
 class Gateway:
-    """The ASGI application. Keeps nothing between requests but what ``Context`` holds.
+    """The ASGI application. Its only state between requests is the ``Context`` and what is derived from it.
 
-    ``principal``: whoever reaches this application is that one (the control socket), and no web page does.
+    ``principal``: the principal of every request, for the control socket, which web pages cannot reach. None: each
+    request is authenticated.
     """
 
     __slots__ = ("_context", "_forwarder", "_head_cache", "_origins", "_principal", "_scope_of_metrics", "_table")
@@ -77,7 +78,7 @@ class Gateway:
         self._use(context)
 
     def configure(self, config: Config) -> None:
-        """From the next request on another configuration counts."""
+        """Use another configuration from the next request on."""
         self._use(self._context._replace(config=config))
 
     def _use(self, context: Context) -> None:
@@ -89,7 +90,7 @@ class Gateway:
 
     @property
     def context(self) -> Context:
-        """As it is now; a reload replaces it."""
+        """The current context. A reload replaces it."""
         return self._context
 
     def forward(self, exchange: Exchange) -> bool:
@@ -101,7 +102,7 @@ class Gateway:
         return False
 
     def refuse(self, exchange: Exchange, error: InferdError) -> None:
-        """Answer a request whose body cannot be read to its end, and that nothing else has heard of."""
+        """Answer a request with ``error`` before it was dispatched: its body cannot be read to the end."""
         call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
         match = self._table.find(call.path)
         if match is not None:
@@ -147,13 +148,13 @@ class Gateway:
             if not call.client_left:
                 raise
             task = asyncio.current_task()
-            assert task is not None, "only who is in a task can be cancelled"
+            assert task is not None, "only a task can be cancelled"
             task.uncancel()
         finally:
             self.close(call)
 
     def close(self, call: Call) -> None:
-        """The call is over, whichever way it went: it is told of when it is known what it cost."""
+        """End a call. Its HttpServed event is emitted when all its streams have ended and its usage is known."""
         call.finish(self._emit_served)
 
     def _emit_served(self, call: Call) -> None:
@@ -216,7 +217,7 @@ class Gateway:
         return await route.endpoint(self._context, call, match.rest)
 
     async def _begin_async(self, call: Call) -> Response:
-        """A handle instead of an answer: the same request comes in again, and nobody waits for it."""
+        """Answer with the handle of a background request, which repeats this request without a waiting client."""
         require_json(call)
         body = await read_body(call, self._context.max_body_bytes, self._context.body_timeout_s)
         refuse_stream(body)
@@ -259,7 +260,8 @@ def create_app(
 ) -> Gateway:
     """The ASGI application in front of ``router``; ``metrics`` renders Prometheus' text format.
 
-    ``tally_of`` tells what a model has done so far. Without a ``door`` everybody comes in. With a ``principal`` everybody is that one, and nobody is asked.
+    ``tally_of`` returns a model's statistics. Without a ``door`` every request is allowed. With a ``principal`` every
+    request has that principal and no key is checked.
     """
     if isinstance(config, ServerConfig):
         config = Config(server=config, models={})

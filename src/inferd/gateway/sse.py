@@ -1,7 +1,7 @@
-"""Server-sent events of a streamed answer: framing, and the order in which things are said.
+"""Server-sent events of a streamed answer: the frames and their order.
 
-Every frame is ``data: {json}`` and an empty line. The parts that are the same in all frames of a
-choice are encoded once; per token only the text is.
+Every frame is ``data: {json}`` and an empty line. The parts that are equal in all frames of a choice are encoded once;
+for each token only the text is encoded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Outputs = AsyncGenerator[tuple[int, Output], None]
 
 
 class ChunkEnvelope:
-    """What surrounds every choice: ids, model, and the usage that comes with it."""
+    """The parts of a chunk around its choices: id, model and usage."""
 
     __slots__ = ("_completion_tokens", "_continuous", "_include_usage", "_prompt_tokens", "head", "tail")
 
@@ -60,7 +60,7 @@ class ChunkEnvelope:
         self.tail = _NULL_USAGE if include_usage else _NO_USAGE
 
     def note(self, number: int, output: Output) -> None:
-        """Count along, for clients that want usage with every frame."""
+        """Count the tokens of an output, for clients that want the usage in every frame."""
         if not self._continuous:
             return
         if output.prompt is not None:
@@ -70,14 +70,14 @@ class ChunkEnvelope:
         self.tail = b'],"usage":%b}\n\n' % encode(usage_body(usage))
 
     def ending(self, usage: Usage | None) -> bytes:
-        """The frames after the last choice has ended."""
+        """The frames after the end of the last choice."""
         if not self._include_usage:
             return DONE
         return self.head + b'],"usage":%b}\n\n' % encode(usage_body(usage or Usage())) + DONE
 
 
 class DeltaWriter(Protocol):
-    """Turns outputs into frames; one kind per API."""
+    """Turns outputs into frames. Each API has its own."""
 
     @property
     def envelope(self) -> ChunkEnvelope: ...
@@ -87,7 +87,8 @@ class DeltaWriter(Protocol):
 
 
 def end_fields(delta: Delta) -> tuple[bytes, bytes]:
-    """``finish_reason`` and ``stop_reason`` as JSON. A failed choice shows none: an error follows."""
+    """``finish_reason`` and ``stop_reason`` as JSON. Both are null for a failed choice, which an error event
+    follows."""
     if delta.finish_reason is None or delta.finish_reason in ("error", "cancelled"):
         return b"null", b"null"
     return encode(delta.finish_reason), encode(delta.stop_reason)
@@ -101,11 +102,11 @@ async def stream_answer(
     *,
     heartbeat_s: float | None,
 ) -> EventStream:
-    """The answer in pieces. What goes wrong before the first of them is raised, as a proper HTTP error.
+    """The streamed answer. A failure before the first output is raised, so it becomes an HTTP error.
 
-    With ``heartbeat_s`` (the model is loading, which may take long) the answer begins after so many
-    seconds even without a piece, with comments that keep proxies and clients waiting; what goes wrong then
-    is an error event. ``write`` is called when the model has answered.
+    With ``heartbeat_s``, for a model that is loading, the answer begins after that many seconds even without an output.
+    It then sends a comment every ``heartbeat_s`` seconds, so that proxies and clients keep waiting, and a failure
+    becomes an error event. ``write`` is called after the first output.
     """
     outputs = merge(call, streams)
 
@@ -123,7 +124,7 @@ async def stream_answer(
 
 
 def _discard(task: asyncio.Future[tuple[int, Output]]) -> None:
-    """Nobody asks for it any more; what it ended with is nobody's surprise."""
+    """Cancel the task, or mark its exception as retrieved if it has ended."""
     if not task.cancel() and not task.cancelled():
         task.exception()
 

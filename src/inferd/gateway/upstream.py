@@ -1,7 +1,7 @@
-"""What the gateway needs from the router, as a shape.
+"""The protocols of the router that the gateway uses.
 
-``inferd.router.router.Router`` has this shape; tests put a small fake of the same shape here. The
-gateway asks for nothing else and never sees a replica or a worker.
+``inferd.router.router.Router`` implements them; tests pass a small fake. The gateway uses nothing else of the router,
+and knows neither replicas nor workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "s
 
 
 class ModelStatus(Protocol):
-    """What the router knows of one served model."""
+    """The router's status of one model or version."""
 
     @property
     def name(self) -> str: ...
@@ -53,24 +53,25 @@ Item = Output | Relayed
 
 
 class Stream(Protocol):
-    """Outputs of one request, or the relayed pieces of its answer; the last one has ``end`` set, then
-    iteration stops."""
+    """The outputs of one request, or the relayed parts of its answer. The last item has ``end`` set; iteration stops
+    after it."""
 
     @property
     def end(self) -> End | None:
-        """How the request ended, and what was computed for it; None: it runs. Every request comes to its end."""
+        """The request's outcome and usage; None: it is not over. Every request ends at some time."""
         ...
 
     def when_over(self, tell: Callable[[], None]) -> None:
-        """``tell`` is called once, with the end; there is one listener at most. Only for a request that runs."""
+        """Call ``tell`` once, when the request ends. There may be one listener, and only for a request that is not
+        over."""
 
     def __aiter__(self) -> Stream: ...
     async def __anext__(self) -> Item: ...
     def attach(self, sink: Callable[[Item], None]) -> None:
-        """Instead of iterating: every item is handed over as it comes, those that wait at once."""
+        """Call ``sink`` with every item as it comes, instead of iterating; with the items that wait, at once."""
 
     def pause(self) -> None:
-        """The reader is slow. Idempotent."""
+        """Hold items back until ``resume``, because the reader is slow. Idempotent."""
 
     def resume(self) -> None: ...
     def close(self) -> None:
@@ -78,25 +79,27 @@ class Stream(Protocol):
 
 
 class Upstream(Protocol):
-    """The router, seen from the gateway."""
+    """The router."""
 
     @property
     def draining(self) -> bool: ...
     def submit(self, request: Request, relay: Relay | None = None) -> Stream:
-        """Raises ModelNotFound, Overloaded or Unavailable."""
+        """Put a request into its model's queue. ``relay`` is what a remote replica gets. Raises ModelNotFound,
+        Overloaded or Unavailable."""
         ...
 
     def find_relay_slot(self, model: str, now: float, tenant: str, body: bytes) -> RelaySlot | None:
-        """The direct path to a remote server, where nobody is ahead; None: ``submit`` is the way. One that was found
-        must be taken."""
+        """A slot for a request on the direct path to a remote server; None: use ``submit``, because requests wait or no
+        server is free. A slot that was found must be used or given back."""
         ...
 
     def find_prediction_slot(self, model: str, class_number: int, now: float) -> PredictionSlot | None:
-        """Likewise to a worker that predicts; ``class_number``: the index of the request's priority class. It need not be taken."""
+        """As ``find_relay_slot``, for a prediction by a worker. ``class_number``: the index of the request's priority
+        class. The slot need not be used."""
         ...
 
     async def check(self, requests: list[GenerateRequest]) -> None:
-        """Raises InvalidRequest where one of the requests of a list cannot be prepared; nothing is computed."""
+        """Prepare the requests without computing them. Raises InvalidRequest when one of them cannot be prepared."""
 
     async def tokenize(
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False, tenant: str = ""
@@ -104,5 +107,5 @@ class Upstream(Protocol):
     async def detokenize(self, model: str, token_ids: list[int]) -> str: ...
     def models(self) -> Sequence[ModelStatus]: ...
     def model(self, name: str) -> ModelStatus | None:
-        """One of ``models``, without a look at the others; None: there is none of this name."""
+        """The status of one model, without building all of ``models``; None: there is no model of this name."""
         ...

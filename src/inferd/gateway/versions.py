@@ -1,8 +1,7 @@
-"""Which version of a model a request gets, where versions share out the requests for the model's own name.
+"""Chooses the version of a model for a request, when the versions share the requests for the model's own name.
 
-Who comes again gets the same one: by the sequence, session, user or Idempotency-Key that the request names; a request
-that names none is by itself. Knows who asks; what the shares are and how they are drawn from is the configuration's
-(``config/versions.py``).
+Requests with the same sequence, session, user or Idempotency-Key get the same version; a request without these is
+drawn by its id. Knows what identifies a request. The shares and the draw are in ``config/versions.py``.
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ def model_for(context: Context, call: Call, name: str | None, user: str = "") ->
 def draw_version(
     context: Context, call: Call, model: ModelStatus, *, sequence: str = "", user: str = ""
 ) -> ModelStatus:
-    """Of a model that was asked for by its own name: the version that serves this request, of those that its key may
-    use."""
+    """The version that serves a request for a model's own name, among the versions that the request's key may use."""
     config = context.config.models.get(model.name)
     if config is None or not config.versions.weights:
         return model
-    again = (call.header(b"idempotency-key") or b"").decode("latin-1")  # the first time may have been another's turn
+    again = (call.header(b"idempotency-key") or b"").decode(
+        "latin-1"
+    )  # a retry must get the version of the first attempt
     unit = sequence or session_of(call) or user or again or call.request_id
     entry = entry_drawn(
         context.config.models,

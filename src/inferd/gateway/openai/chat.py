@@ -36,7 +36,8 @@ from inferd.types import Delta, FinishReason, Output, Usage
 
 
 async def create_chat_completion(context: Context, call: Call, raw: bytes, body: ChatRequest) -> Answer:
-    """Raises InferdError for everything that can be known before the first token."""
+    """Answer a chat completion. ``raw`` is the body as the client sent it. Raises InferdError for every failure before
+    the first token."""
     call.ignored = check_unsupported(body)
     _check_chat(body)
     max_tokens = body.max_completion_tokens
@@ -90,7 +91,7 @@ def _call_id() -> str:
 
 
 class _Reply:
-    """What a request asked of the form of its answer."""
+    """The form of a chat completion's answer, as its request asks for it."""
 
     __slots__ = (
         "as_ids",
@@ -208,7 +209,7 @@ class _ChatWriter:
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def _opening(self, output: Output) -> list[bytes]:
-        """One frame per choice that says who speaks; the first brings the prompt's ids if asked for."""
+        """One frame per choice with the role; the first also has the prompt's token ids, if the request wants them."""
         frames = [
             b'%b{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}%b' % (head, self.envelope.tail)
             for head in self._heads
@@ -220,7 +221,7 @@ class _ChatWriter:
         return frames
 
     def _full(self, delta: Delta) -> list[bytes]:
-        """Frames of a delta that is more than text: a call, probabilities, ids, or the end."""
+        """Frames of a delta that has more than text: a tool call, probabilities, token ids, or the end."""
         text, calls, num_calls = delta.text, list[ParsedCall](), 0
         if self._parsers is not None:
             parser = self._parsers[delta.index]

@@ -1,4 +1,4 @@
-"""POST /v1/completions: text or token ids in, their continuation out; also how prompts are scored."""
+"""POST /v1/completions: continues texts or token ids, or scores them (``echo`` with ``logprobs``)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ CompletionPrompt = TextPrompt | TokenPrompt
 
 
 async def create_completion(context: Context, call: Call, raw: bytes, body: CompletionRequest) -> Answer:
-    """Raises InferdError for everything that can be known before the first token."""
+    """Answer a text completion. ``raw`` is the body as the client sent it. Raises InferdError for every failure before
+    the first token."""
     call.ignored = check_unsupported(body)
     sampling, explicit = completion_sampling(body)
     prompts = prompts_of(body)
@@ -119,7 +120,7 @@ def _tokens(ids: list[int], at: str) -> TokenPrompt:
 
 
 class _Reply:
-    """What a request asked of the form of its answer."""
+    """The form of a text completion's answer, as its request asks for it."""
 
     __slots__ = (
         "as_ids",
@@ -158,7 +159,8 @@ class _Reply:
         self.top = body.logprobs
 
     def echo_of(self, number: int, report: PromptReport | None) -> str:
-        """The prompt's text, where the answer repeats it: the client's own, or that of its token ids."""
+        """The prompt's text, if the answer repeats it (``echo``), else an empty text. The text of token ids comes from
+        the worker's report."""
         if not self.echo:
             return ""
         prompt = self.prompts[number]
@@ -233,7 +235,7 @@ def first_token_of(items: Sequence[TokenLogprob | None], text: str) -> str:
 
 
 class _CompletionWriter:
-    """Frames of streamed completions; choice numbers run through all prompts."""
+    """Frames of streamed completions. Choices are numbered through all prompts."""
 
     __slots__ = ("_begun", "_call", "_heads", "_offsets", "_reply", "envelope")
 
@@ -275,7 +277,7 @@ class _CompletionWriter:
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def _opening(self, number: int, prompt: PromptReport | None) -> list[bytes]:
-        """The echo and the prompt's ids, once per choice, where they were asked for."""
+        """The echo and the prompt's token ids, once per choice, if the request wants them."""
         reply = self._reply
         echo = reply.echo_of(number, prompt)
         ids = prompt.token_ids if reply.ids and prompt is not None else None
@@ -299,7 +301,7 @@ class _CompletionWriter:
         return frames
 
     def _full(self, index: int, delta: Delta) -> list[bytes]:
-        """A frame of a delta that is more than text: probabilities, ids, or the end."""
+        """The frame of a delta that has more than text: probabilities, token ids, or the end."""
         reply = self._reply
         reason, stop_reason = end_fields(delta)
         if (

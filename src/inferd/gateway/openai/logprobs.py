@@ -16,7 +16,7 @@ from inferd.gateway.openai.wire import (
 from inferd.types import TokenLogprob, TopLogprob
 
 FLOOR = -9999.0
-"""What JSON shows for an impossible token, as it has no minus infinity (vLLM's number)."""
+"""The log-probability of an impossible token, because JSON has no minus infinity. vLLM uses the same number."""
 
 
 def finite(logprob: float) -> float:
@@ -66,7 +66,7 @@ def legacy_logprobs(
         logprob = finite(item.logprob)
         tokens.append(name)
         token_logprobs.append(logprob)
-        # Two tokens can have the same text; the more likely one, which comes first, keeps the name.
+        # Two tokens can have the same text; the more likely one comes first and stays.
         best: dict[str, float] = {}
         for t in item.top[:top]:
             best.setdefault(_token(t, as_ids), finite(t.logprob))

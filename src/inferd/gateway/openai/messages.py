@@ -1,4 +1,4 @@
-"""From wire messages and tools to a Chat: what a template can render, checked before it is queued."""
+"""Turns a request's messages and tools into a ``Chat`` for the model's template, and checks them before the queue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _RESERVED: Final = frozenset(
 
 
 def chat_of(body: ChatRequest | TokenizeRequest, messages: list[ChatMessage], *, default_special_tokens: bool) -> Chat:
-    """The conversation as the worker's template gets it. Raises InvalidRequest."""
+    """The conversation in the form that the worker's template renders. Raises InvalidRequest."""
     if not messages:
         raise invalid("messages", "messages is empty; send at least one message.")
     if len(messages) > _MAX_MESSAGES:
@@ -129,7 +129,7 @@ def _part(part: ContentPart | str, role: str, at: str) -> str:
 
 
 def _arguments(arguments: str | JSON | None) -> str | JSON:
-    """Templates expect an object; text that is none stays as the client sent it."""
+    """A call's arguments as an object, which templates expect. Text that is not a JSON object stays unchanged."""
     if arguments is None:
         return {}
     if isinstance(arguments, str):

@@ -1,4 +1,4 @@
-"""GET /v1/models: what is served, with the fields vLLM adds."""
+"""GET /v1/models: the served models, with vLLM's additional fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def list_models(context: Context, call: Call) -> Response:
 
 
 def get_model(context: Context, call: Call, name: str) -> Response:
-    """Raises ModelNotFound."""
+    """One model that the client may use. Raises ModelNotFound."""
     return Response(200, encode(_card(find_model(context, call, name))))
 
 

@@ -1,8 +1,7 @@
-"""From wire fields to SamplingParams: every limit that a request's knobs have.
+"""Turns a request's sampling fields into ``SamplingParams``, and checks their limits.
 
-Limits bound what one request can make the server do before any of it is done; a value outside is a
-400 that names field, value and limit. What only the model knows (vocabulary, context length) is
-checked in the worker.
+The limits bound the work of one request before it is queued. A value outside is a 400 that names field, value and
+limit. The worker checks the limits that depend on the model (vocabulary, context length).
 """
 
 from __future__ import annotations
@@ -128,7 +127,8 @@ def check_strings(name: str, values: Sequence[str], limit: int, max_chars: int) 
 
 
 def check_unsupported(body: GenerationFields) -> list[str]:
-    """Refuse what would change the answer; name what is ignored."""
+    """The names of the fields that were sent and are ignored. Raises InvalidRequest for a field that would change the
+    answer and is not supported."""
     wire = type(body)
     for name in REFUSED[wire]:
         if _is_given(body, name):
@@ -149,7 +149,7 @@ def check_unsupported(body: GenerationFields) -> list[str]:
 
 
 def _is_given(body: GenerationFields, name: str) -> bool:
-    """Whether a field that is kept undecoded says anything."""
+    """Whether an undecoded field has a value other than null, false or empty."""
     value = getattr(body, name)
     return value is not UNSET and bytes(value) not in _NEUTRAL
 
@@ -159,8 +159,8 @@ def sampling_of(
 ) -> tuple[SamplingParams, tuple[str, ...]]:
     """The sampling parameters, and the names of those that the client set itself.
 
-    ``max_tokens`` and ``logprobs`` come from fields that chat and completions name differently; both
-    are already checked.
+    ``max_tokens`` and ``logprobs`` are given already checked, because chat and text completions name them differently.
+    Raises InvalidRequest.
     """
     chosen: dict[str, Any] = {}
     for name in _SCALARS:

@@ -1,7 +1,7 @@
-"""The endpoints about texts: embeddings, rerank, score, classify, pooling, and text-embeddings-inference's.
+"""The endpoints for texts: embeddings, rerank, score, classify, pooling, and those of text-embeddings-inference (TEI).
 
-Of a body only what concerns the queue is read here; its texts are the worker's to read, and its answer goes back as
-it came. Vectors, ranks and scores of models behind remote servers are relayed. Knows no tensor.
+Only the fields for the queue are read of a body. The worker reads the texts, and its answer is sent unchanged.
+Requests for vectors, ranks and scores of models with remote replicas alone are relayed. Does not know tensors.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from inferd.gateway.relay_fields import NO_MODEL_INFO
 from inferd.gateway.upstream import ModelStatus
 from inferd.gateway.versions import model_for
 
-# What is relayed to remote servers, and under which path of theirs.
+# The dialects that are relayed, and their paths at remote servers.
 _RELAYED: Final = {"openai.embeddings": "/embeddings", "rerank": "/rerank", "score": "/score"}
 
 T = TypeVar("T")
 
 
 class _Fields(msgspec.Struct, frozen=True):
-    """What of a body is acted upon here."""
+    """The fields of a body that the gateway uses."""
 
     model: str | None = None
     user: msgspec.Raw = msgspec.Raw()
@@ -53,7 +53,7 @@ _rank_fields: Final = msgspec.json.Decoder(_RankFields)
 
 
 def _endpoint(dialect: str, task: str) -> Callable[[Context, Call, str], Awaitable[Answer]]:
-    """The endpoint of a dialect of which nothing but the usual is read."""
+    """The endpoint of a dialect that needs no other fields than ``_Fields``."""
 
     async def endpoint(context: Context, call: Call, rest: str) -> Answer:
         raw = await _body(context, call)
@@ -72,7 +72,7 @@ tei_embed = _endpoint("tei.embed", "embed")  # POST /embed
 
 
 async def rerank(context: Context, call: Call, rest: str) -> Answer:
-    """POST /rerank and /v1/rerank: text-embeddings-inference's form is told from the others' by its ``texts``."""
+    """POST /rerank and /v1/rerank. A body with ``texts`` has the form of text-embeddings-inference."""
     raw = await _body(context, call)
     fields = await _read(raw, _rank_fields)
     if fields.texts is msgspec.UNSET:
@@ -81,10 +81,10 @@ async def rerank(context: Context, call: Call, rest: str) -> Answer:
 
 
 async def tei_predict(context: Context, call: Call, rest: str) -> Answer:
-    """POST /predict: classes of texts, and of pairs also a reranker's score."""
+    """POST /predict: classes of texts, or a reranker's scores of pairs."""
     raw = await _body(context, call)
     fields = await _read(raw, _fields)
-    # Which of the two a model can do that is named is the worker's to say.
+    # A named model is not checked for these tasks here: the worker knows which of them it has.
     tasks = ("classify", "rerank") if fields.model is None else ("predict",)
     return await _answer(context, call, raw, fields, "tei.predict", *tasks)
 
@@ -95,18 +95,18 @@ async def _body(context: Context, call: Call) -> bytes:
 
 
 async def _read(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The worker reads the body whole, and looks for keys that come twice."""
+    """The fields that the gateway uses. The worker decodes the whole body, and checks that no key comes twice."""
     if len(raw) > OFF_LOOP_BYTES:
         return await asyncio.to_thread(_decode_fields, raw, decoder)
     return _decode_fields(raw, decoder)
 
 
 def _decode_fields(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The fields that the decoder knows; of all others no object is made. Raises InvalidRequest."""
+    """The fields of the decoder's type; it skips all others. Raises InvalidRequest."""
     try:
         return decoder.decode(raw)
     except (ValueError, RecursionError):
-        return decode(raw, decoder)  # which finds the words for it
+        return decode(raw, decoder)  # raises an InvalidRequest that names the field
 
 
 async def _answer(context: Context, call: Call, raw: bytes, fields: _Fields, dialect: str, *tasks: str) -> Answer:
@@ -125,7 +125,7 @@ async def _answer(context: Context, call: Call, raw: bytes, fields: _Fields, dia
             return await _relay(context, call, remote, path, fields, raw)
 
         def inputs() -> CacheInputs:
-            return relay_cache_inputs(context, remote, raw)._replace(is_random=False)  # no text is drawn
+            return relay_cache_inputs(context, remote, raw)._replace(is_random=False)  # nothing is sampled
 
         return await call.with_cancellation(
             run_idempotent(context, call, raw, remote, lambda: get_or_compute(context, call, inputs, remote, compute))
@@ -140,7 +140,8 @@ async def _answer(context: Context, call: Call, raw: bytes, fields: _Fields, dia
 
 
 def _only_model(context: Context, call: Call, *tasks: str) -> ModelStatus | None:
-    """The one model that can do the first of the tasks of which there is but one; None where there is none."""
+    """The model for a request without a model's name: the only model with a task, for the first task with exactly one
+    model. None: there is no such task."""
     predictive = [
         status
         for status in visible_models(context, call.principal)
@@ -153,12 +154,12 @@ def _only_model(context: Context, call: Call, *tasks: str) -> ModelStatus | None
     return None
 
 
-# -- elsewhere -----------------------------------------------------------------------------------
+# -- relayed requests ----------------------------------------------------------------------------
 
 
 async def _relay(context: Context, call: Call, name: str, path: str, fields: _Fields, raw: bytes) -> Answer:
-    """For a model behind remote servers alone: the texts are theirs to judge."""
-    await decode_body(raw, _fields)  # nobody here reads the body again: keys that come twice are refused now
+    """Answer for a model with remote replicas alone. The remote server checks the texts."""
+    await decode_body(raw, _fields)  # no worker decodes this body, so keys that come twice are refused here
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     cost = cost_of(NO_MODEL_INFO, prompt_bytes=len(raw), prompt_tokens=0, num_prompts=1, width=0, max_tokens=0)
@@ -166,7 +167,7 @@ async def _relay(context: Context, call: Call, name: str, path: str, fields: _Fi
     return await relayed_response(call, stream)
 
 
-# -- what is served ------------------------------------------------------------------------------
+# -- GET /info -----------------------------------------------------------------------------------
 
 
 class TeiInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +187,7 @@ _TEI_KINDS: Final = (("embed", "embedding"), ("rerank", "reranker"), ("classify"
 
 
 async def tei_info(context: Context, call: Call, rest: str) -> Answer:
-    """The text model, where there is one alone. Raises InvalidRequest, ModelNotFound."""
+    """GET /info: the only text model. Raises InvalidRequest, ModelNotFound, Unavailable."""
     found = next((model for task, _ in _TEI_KINDS if (model := _only_model(context, call, task)) is not None), None)
     if found is None:
         check_task(find_model(context, call, None), "embed")

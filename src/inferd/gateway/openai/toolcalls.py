@@ -1,7 +1,7 @@
 """Tool calls in a model's text, in the Hermes form ``<tool_call>{"name", "arguments"}</tool_call>``.
 
-The parser is incremental and is also the unary one (fed once), so a streamed answer and a collected
-one are the same by construction. Text that is no well-formed call is given back as it was.
+The parser is incremental. A whole answer is parsed by the same parser, fed once, so streamed and whole answers agree.
+Text that is not a well-formed call is returned unchanged.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class ParsedCall(NamedTuple):
 class ToolCallParser:
     """Splits generated text into plain text and tool calls.
 
-    White space next to a call is dropped, so that an answer of calls alone has no content. To know
-    what is next to a call, white space and the beginnings of a tag are held back until more text
-    decides. After the first call ``only_one`` keeps further ones out (``parallel_tool_calls: false``).
+    White space next to a call is dropped, so an answer of calls alone has no content. White space and the beginning of
+    a tag are held back until more text shows whether a call follows. With ``only_one`` (``parallel_tool_calls: false``)
+    calls after the first are dropped.
     """
 
     __slots__ = ("_after_call", "_buffer", "_in_call", "_only_one", "_space", "num_calls")
 
     def __init__(self, *, only_one: bool = False) -> None:
         self._buffer = ""
-        self._space = ""  # white space before an open tag, shown again if the call is none
+        self._space = ""  # white space before an open tag, returned if the call is not well-formed
         self._in_call = False
         self._after_call = False
         self._only_one = only_one
         self.num_calls = 0
 
     def feed(self, text: str) -> tuple[str, list[ParsedCall]]:
-        """What is certain after ``text`` arrived: plain text, and calls completed."""
+        """Add ``text``; returns the plain text and the complete calls that are certain now."""
         self._buffer += text
         shown: list[str] = []
         calls: list[ParsedCall] = []
@@ -48,7 +48,8 @@ class ToolCallParser:
         return "".join(shown), calls
 
     def finish(self) -> tuple[str, list[ParsedCall]]:
-        """What is left when no more text comes. An open call that is complete JSON counts."""
+        """The remaining plain text and calls at the end of the text. A call without a closing tag counts if its JSON is
+        complete."""
         shown: list[str] = []
         calls: list[ParsedCall] = []
         if self._in_call:
@@ -60,7 +61,7 @@ class ToolCallParser:
         return "".join(shown), calls
 
     def _advance(self, shown: list[str], calls: list[ParsedCall]) -> bool:
-        """One step forward; False when more text is needed."""
+        """Parse to the next tag; False: more text is needed."""
         if self._in_call:
             body, tag, rest = self._buffer.partition(CLOSE)
             if not tag:
@@ -104,7 +105,7 @@ class ToolCallParser:
 
 
 def _undecided(text: str) -> int:
-    """Length of the tail that may yet belong to a call: white space, then part of a tag."""
+    """Length of the tail that may belong to a following call: white space, then part of a tag."""
     for length in range(min(len(OPEN) - 1, len(text)), 0, -1):
         if OPEN.startswith(text[-length:]):
             break
@@ -124,7 +125,7 @@ _decoder = msgspec.json.Decoder(_CallJSON)
 
 
 def parse_call(body: str) -> ParsedCall | None:
-    """The call inside a pair of tags, or None when it is no JSON object with a name."""
+    """The call inside a pair of tags. None: it is not a JSON object with a name."""
     try:
         call = _decoder.decode(body.encode("utf-8"))
     except (msgspec.DecodeError, ValueError, RecursionError):

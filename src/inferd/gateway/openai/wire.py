@@ -1,7 +1,7 @@
-"""The OpenAI dialect with vLLM's extra fields, as structs: what is read and what is written.
+"""The bodies of requests and answers in the OpenAI dialect, with vLLM's additional fields, as structs.
 
-Knows the shape of every field and nothing of its meaning: limits are checked in ``sampling``,
-``messages``, ``chat`` and ``completions``. ``None`` is a field that was absent or null.
+Knows the type of every field. ``sampling``, ``messages``, ``chat`` and ``completions`` check limits. ``None`` stands
+for a field that was absent or null.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     stream_interval: Ignored = UNSET
     mm_processor_kwargs: Ignored = UNSET
     media_io_kwargs: Ignored = UNSET
-    # would change the answer, and we cannot do it
+    # would change the answer, and are not supported
     structured_outputs: Refused = UNSET
     guided_json: Refused = UNSET
     guided_regex: Refused = UNSET
