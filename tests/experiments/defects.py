@@ -36,7 +36,7 @@ def broken_remote_streams_end_silently() -> None:
     from inferd.types import End, Relayed
 
     def end(self: Answer, error: Exception) -> None:
-        self._asker.relayed(Relayed(self._id, end=End("done", self.usage)))
+        self._listener.relayed(Relayed(self._id, end=End("done", self.usage)))
 
     Answer._break = end  # type: ignore[method-assign]
 

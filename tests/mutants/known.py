@@ -130,8 +130,8 @@ KNOWN: Final = (
     Known(
         "what a client did wrong opens the breaker",
         "remote/openai.py",
-        "            self._pass_refusal()\n",
-        "            self._asker.refused(_by_status(status), counts=True, retry=False)\n",
+        "            self._forward_refusal()\n",
+        "            self._listener.refused(_status_error(status), counts=True, retry=False)\n",
         ("tests/router/test_router_with_remotes.py",),
     ),
     Known(

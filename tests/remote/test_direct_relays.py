@@ -512,7 +512,7 @@ def listen(answers: list[bytes], cuts: list[int], *, remembers: bool) -> list[An
         if not remembers:
             patch.setattr(wire, "_MAX_KNOWN_HEADS_BYTES", 0)
         wire._known_heads.clear()
-        wire._sizes.clear()
+        wire._chunk_sizes.clear()
         heard: list[Any] = []
         freed: list[Connection] = []
         connection = Connection(freed.append, lambda lost: None)

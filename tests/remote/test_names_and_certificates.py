@@ -18,7 +18,7 @@ from tests.remote.replicas import Bench, Owner, bench
 
 from inferd.config import RemoteConfig
 from inferd.events import Event
-from inferd.remote.origin import trust
+from inferd.remote.origin import client_context
 from inferd.remote.secret import Secret
 from inferd.router.replicas.remote_replica import RemoteReplica
 
@@ -136,7 +136,7 @@ def test_a_server_without_a_valid_certificate_gets_no_request(
 def test_files_may_be_named_from_the_users_own_folder(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(certificate.parent))
     certificate.with_name("word").write_text("one-word\n")
-    assert trust(f"~/{certificate.name}").get_ca_certs()
+    assert client_context(f"~/{certificate.name}").get_ca_certs()
     assert Secret({}, file="~/word").value == b"one-word"
 
 

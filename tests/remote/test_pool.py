@@ -11,10 +11,10 @@ from tests.worker.watching import until
 
 from inferd.errors import UpstreamFailed
 from inferd.remote.connection import Head, Headers
-from inferd.remote.origin import Origin, Patience
+from inferd.remote.origin import Origin, Timeouts
 from inferd.remote.pool import Exchange, Pool
 
-PATIENCE = Patience(connect_s=10.0, first_byte_s=20.0, idle_s=20.0)
+TIMEOUTS = Timeouts(connect_s=10.0, first_byte_s=20.0, idle_s=20.0)
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 LARGE = 20_000_000
@@ -84,7 +84,7 @@ async def connecting(
     server = Server(answer, after)
     async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        pool = Pool(Origin("127.0.0.1", port, False, ""), PATIENCE, most)
+        pool = Pool(Origin("127.0.0.1", port, False, ""), TIMEOUTS, most)
         yield pool, server
         await pool.close()
         await until(lambda: server.num_ended == server.num_made, "every connection is closed")

@@ -131,7 +131,7 @@ def test_the_clients_credentials_stay_here_and_ours_are_sent(tmp_path: Path) -> 
         assert (headers["authorization"], headers["x-request-id"]) == ("Bearer first-key", "r-1")
         assert not {"cookie", "x-api-key", "connection", "te", "upgrade"} & set(headers)
         key.write_text("second-key")
-        made.replica.template._secret._looked_at = 0.0  # a second has passed
+        made.replica.template._secret._checked_at = 0.0  # a second has passed
         await made.ask().ended()
         assert server.talks[1].headers["authorization"] == "Bearer second-key"
 

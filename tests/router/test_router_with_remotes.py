@@ -490,7 +490,7 @@ def test_a_conversation_goes_on_where_it_began() -> None:
                 slot = router.find_relay_slot("tiny", clock.now(), "", conversation(number, 6))
                 assert slot is not None
                 assert [slot.member.index] == homes[0][number]
-                slot.give_back()
+                slot.release()
 
     asyncio.run(scenario())
 

@@ -1,8 +1,8 @@
-"""One kept-alive HTTP/1.1 connection to a remote server: bytes out, a strictly parsed answer in.
+"""One HTTP/1.1 connection to a remote server, which is reused: requests as bytes out, strictly parsed answers in.
 
-Knows framing. Whatever breaks it (garbage, a length that is not kept, a head without end) ends the
-exchange with UpstreamFailed and the connection with it: bytes that follow something unexpected are
-never taken for the next answer. Knows nothing of what is asked, nor of other connections.
+Knows framing (RFC 9112). An answer that violates it (garbage, a wrong length, a head without end) ends the exchange
+with UpstreamFailed and closes the connection: later bytes are never taken for the next answer. Does not know what
+requests mean, nor other connections.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Final, NamedTuple, Protocol, cast
 
 import httptools
@@ -20,68 +21,85 @@ from inferd.errors import UpstreamFailed
 from inferd.remote.head_pattern import is_exact, pattern_of
 
 MAX_HEAD_BYTES: Final = 64 * 1024
+"""Bytes of an answer's head; likewise of chunk headers and trailers between two bytes of its body."""
 
 FULL_READ_BYTES: Final = 256_000
-"""A read of this size or more may have left bytes in the kernel: uvloop reads as many at once, asyncio 262,144."""
+"""A read of this size may have left bytes in the kernel: uvloop reads at most so many at once, asyncio 262,144."""
 
 _log = logging.getLogger("inferd.remote")
 
 Headers = list[tuple[bytes, bytes]]
 _MAX_KNOWN_HEADS: Final = 256
 _MAX_KNOWN_HEADS_BYTES: Final = 1536
-_MAX_SIZES: Final = 1024
+_MAX_CHUNK_SIZES: Final = 1024
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,7}")
 
 
 class Head(NamedTuple):
-    """The head of an answer that keeps its connection open."""
+    """The head of an answer, which several answers can share."""
 
     status: int
-    headers: Headers  # without the length, which differs from answer to answer
+    headers: Headers  # without Content-Length, which differs between answers
     is_chunked: bool
-    media: bytes = b""  # its type without parameters; empty where the body is encoded
+    media: bytes = b""  # as of ``media_of``
 
 
 class Receiver(Protocol):
-    """Who gets an answer: one ``answer_head``, any number of ``answer_data``, and one of the last two; or all of
-    it at once by ``answer_whole``."""
+    """What an answer is delivered to.
+
+    Either all of it at once (``answer_whole``), or its head, its body in pieces, and its end. An answer that fails ends
+    with ``answer_failed`` or ``answer_broken`` instead, at any time.
+    """
 
     def answer_whole(self, head: Head, body: bytes) -> None: ...
     def answer_head(self, status: int, headers: Headers) -> None: ...
     def answer_data(self, data: bytes) -> None: ...
     def answer_ended(self) -> None: ...
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
-        """``is_stale``: a kept connection was closed by the other side before any byte of an answer, as
-        servers do that have had enough of waiting: asking again on a fresh one is fair."""
+        """The server or the connection failed.
+
+        ``is_stale``: the server closed a reused connection before the first byte of an answer. Servers do so after an
+        idle time, so the request may be sent again on a new connection.
+        """
 
     def answer_broken(self, error: UpstreamFailed) -> None:
-        """Something was raised while the answer was taken, at any depth: the request ends now, if it has not ended."""
+        """A method of the receiver raised an exception: end the request, if it has not ended."""
+
+
+class Stage(IntEnum):
+    """How much of an answer was parsed, or delivered to the receiver. Stages follow in this order."""
+
+    NOTHING = 0
+    PARTIAL_HEAD = 1
+    HEAD = 2
+    BODY = 3
+    END = 4
+
+
+_NOTHING, _PARTIAL_HEAD, _HEAD, _BODY, _END = Stage
 
 
 class Connection(asyncio.Protocol):
-    """Carries one exchange at a time. ``on_free`` is told when it can be used again, ``on_lost`` when never.
+    """Carries one exchange at a time. ``on_free`` is called when it can be reused, ``on_lost`` when it is closed.
 
-    Most answers of a server begin with the same bytes: heads that the parser has read once are remembered (for all
-    connections), and where one comes again with a whole body behind it, or with chunks that are whole, nothing is
-    parsed twice. The parser gets everything else, and the head again when a remembered one was the beginning.
+    Most answers of a server begin with the same bytes, so parsed heads are cached, for all connections. An answer with
+    a cached head, and with a complete body or complete chunks, is not parsed again. The parser gets everything else; it
+    gets the head as well when an answer with a cached head continues in another way.
     """
 
     __slots__ = (
-        "_bare_bytes",
-        "_began",
         "_chunked_head",
-        "_complete",
+        "_delivered",
         "_first_bytes",
+        "_framing_bytes",
         "_head_bytes",
-        "_head_done",
-        "_head_told",
         "_headers",
-        "_is_dirty",
-        "_is_fresh",
         "_is_full_read",
         "_is_informational",
+        "_must_close",
         "_on_free",
         "_on_lost",
+        "_parsed",
         "_parser",
         "_pieces",
         "_receiver",
@@ -90,7 +108,7 @@ class Connection(asyncio.Protocol):
         "idle_since",
         "is_closed",
         "is_paused",
-        "keep_s",
+        "keep_alive_s",
         "last_at",
         "made_at",
         "num_exchanges",
@@ -105,50 +123,51 @@ class Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._headers: Headers = []
         self._head_bytes = 0
-        self._bare_bytes = 0  # since the last byte of the body: sizes of chunks, their extensions, trailers
-        self._began = self._head_done = self._head_told = self._complete = False
-        self._is_dirty = self._is_informational = self._until_close = False
-        self._is_full_read = False  # what follows the answer may not have been read yet
-        self._first_bytes = b""  # of this answer, while a single read holds all of it
-        self._chunked_head = b""  # a familiar one whose chunks the parser has not seen
-        self._is_fresh = True  # what belongs to an answer is as in the beginning
+        self._framing_bytes = 0  # since the last byte of the body: chunk sizes, chunk extensions and trailers
+        self._parsed = _NOTHING  # of this answer, by the parser; or the head, if it was cached
+        self._delivered = _NOTHING  # of this answer, to the receiver
+        self._is_informational = False  # the parser is in an interim answer (RFC 9110, section 15.2)
+        self._until_close = False  # the body ends with the connection
+        self._must_close = False  # the connection cannot be reused after this answer
+        self._is_full_read = False  # the last read may have left bytes in the kernel
+        self._first_bytes = b""  # the read that holds all of this answer so far, and its whole head
+        self._chunked_head = b""  # this answer's head, if it was cached and the parser got nothing of the answer yet
         self._parser = httptools.HttpResponseParser(self)
         self.is_closed = False
         self.is_paused = False
         self.made_at = self.sent_at = self.last_at = self.idle_since = clock.now()
-        self.keep_s: float | None = None  # how long the other side said it keeps an idle connection
+        self.keep_alive_s: float | None = None  # seconds for which the server keeps an idle connection, if it told them
         self.num_exchanges = 0
 
     # -- the pool's side --------------------------------------------------------------------
 
     @property
     def has_begun(self) -> bool:
-        """Something of the answer's body has arrived."""
-        return self._began
+        """Whether some of the answer's body was delivered."""
+        return self._delivered >= _BODY
 
     @property
     def is_busy(self) -> bool:
         return self._receiver is not None
 
     def send(self, request: bytes, receiver: Receiver) -> None:
-        """Begin an exchange with the bytes of a whole request."""
+        """Begin an exchange with the bytes of a complete request."""
         assert self._receiver is None, "a connection carries one exchange at a time"
         assert self._transport is not None, "a connection is used when it is made"
         self._receiver = receiver
-        if not self._is_fresh:
-            self._is_fresh = True
+        if self._parsed is not _NOTHING:
+            self._parsed = self._delivered = _NOTHING
             self._headers = []
-            self._head_bytes = self._bare_bytes = 0
-            self._began = self._head_done = self._head_told = self._complete = False
+            self._head_bytes = self._framing_bytes = 0
             self._is_informational = self._until_close = False
             self._first_bytes = self._chunked_head = b""
         self.num_exchanges += 1
         self.sent_at = self.last_at = clock.now()
         self._transport.write(request)
 
-    def hand_to(self, receiver: Receiver) -> None:
-        """Somebody else gets the rest of the answer under way."""
-        assert self._receiver is not None, "there is no answer under way"
+    def set_receiver(self, receiver: Receiver) -> None:
+        """Deliver the rest of the current answer to ``receiver``."""
+        assert self._receiver is not None, "no answer is in progress"
         self._receiver = receiver
 
     def pause(self) -> None:
@@ -163,31 +182,34 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Close at once; the receiver hears nothing more."""
+        """Close the connection. The receiver is not called any more."""
         self._receiver = None
-        self._shut()
+        self._close()
 
     def fail(self, error: UpstreamFailed) -> None:
         """End the exchange with an error and the connection with it."""
         receiver, self._receiver = self._receiver, None
-        self._shut()
+        self._close()
         if receiver is not None:
             try:
                 receiver.answer_failed(error, is_stale=False)
             except Exception:
-                self._broke(receiver)
+                self._fail_on_defect(receiver)
 
-    def _broke(self, receiver: Receiver) -> None:
-        """A boundary: what is raised in a callback ends the exchange, and no other. ``receiver`` had it before."""
+    def _fail_on_defect(self, receiver: Receiver) -> None:
+        """End the exchange after an exception in a callback, so that other exchanges go on.
+
+        ``receiver``: of the exchange when the callback began.
+        """
         _log.exception("the answer of a remote server could not be taken")
         receiver, self._receiver = self._receiver or receiver, None
-        self._shut()
+        self._close()
         try:
-            receiver.answer_broken(_bad("its answer could not be taken"))
+            receiver.answer_broken(_bad_answer("its answer could not be taken"))
         except Exception:
             _log.exception("a request to a remote server could not be ended")
 
-    def _shut(self) -> None:
+    def _close(self) -> None:
         if self.is_closed:
             return
         self.is_closed = True
@@ -195,29 +217,29 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._on_lost(self)
 
-    # -- the transport's side ---------------------------------------------------------------
+    # -- called by the transport ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         receiver = self._receiver
-        if receiver is None:  # nobody asked: not to be taken for the answer of who asks next
-            self._shut()
+        if receiver is None:  # bytes without a request are not the answer to the next one
+            self._close()
             return
         try:
             self.last_at = clock.now()
             self._is_full_read = len(data) >= FULL_READ_BYTES
             if self._chunked_head:
                 line_end = data.find(b"\r\n", 0, 10)
-                size = _sizes.get(data[: max(line_end, 0)])
+                size = _chunk_sizes.get(data[: max(line_end, 0)])
                 if size is not None and len(data) == line_end + 4 + size and data.endswith(b"\r\n"):
-                    self._began = True
+                    self._delivered = _BODY
                     receiver.answer_data(data[line_end + 2 : -2])
                 elif not self._take_chunks(data, 0):
                     self._parse(data)
                 return
-            if self._is_fresh:
+            if self._parsed is _NOTHING:
                 end = data.find(b"\r\n\r\n")
                 pattern, digits = pattern_of(data, end)
                 head = _known_heads.get(pattern)
@@ -226,7 +248,7 @@ class Connection(asyncio.Protocol):
                         self._receiver = None
                         self.idle_since = self.last_at
                         if self.is_paused or self._is_full_read:
-                            self._shut()
+                            self._close()
                         else:
                             self._on_free(self)
                         receiver.answer_whole(head, data[end + 4 :])
@@ -237,19 +259,19 @@ class Connection(asyncio.Protocol):
                 self._first_bytes = data if 0 < end < _MAX_KNOWN_HEADS_BYTES else b""
             self._parse(data)
         except Exception:
-            self._broke(receiver)
+            self._fail_on_defect(receiver)
 
     def _begin_chunks(self, receiver: Receiver, head: Head, data: bytes, end: int) -> None:
-        self._is_fresh = False
+        """Deliver a cached head, and the chunks that follow it."""
         self._chunked_head = data[: end + 4]
-        self._head_done = self._head_told = True
+        self._parsed = self._delivered = _HEAD
         receiver.answer_head(head.status, head.headers)
         if self._receiver is not None and len(data) > end + 4 and not self._take_chunks(data, end + 4):
             self._parse(data[end + 4 :])
 
     def _take_chunks(self, data: bytes, at: int) -> bool:
-        """Hand over the chunks from ``at`` on if they are whole; False: they are the parser's, which has been
-        shown the head."""
+        """Deliver the chunks from ``at`` on, if all of them are complete. Otherwise pass the head to the parser and
+        return False: the parser has to get the chunks as well."""
         pieces: list[bytes] = []
         length = len(data)
         is_last = False
@@ -265,15 +287,15 @@ class Connection(asyncio.Protocol):
                 break
             if size:
                 pieces.append(data[begin : at - 2])
-                if len(_sizes) < _MAX_SIZES:
-                    _sizes[data[line_begin:line_end]] = size
+                if len(_chunk_sizes) < _MAX_CHUNK_SIZES:
+                    _chunk_sizes[data[line_begin:line_end]] = size
             else:
                 is_last = True
         else:
             receiver = self._receiver
             assert receiver is not None
             if pieces:
-                self._began = True
+                self._delivered = _BODY
                 receiver.answer_data(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             if is_last and (receiver := self._receiver) is not None:
                 self._finish(receiver)
@@ -283,7 +305,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def _parse(self, data: bytes) -> None:
-        """In pieces, so that what surrounds a body is bounded whatever one read brings."""
+        """Parse in pieces, so that the limit on bytes around the body holds within a large read."""
         if len(data) <= MAX_HEAD_BYTES:
             self._parse_piece(data, is_last=True)
             return
@@ -294,49 +316,52 @@ class Connection(asyncio.Protocol):
                 return
 
     def _parse_piece(self, data: bytes, *, is_last: bool) -> None:
-        self._is_fresh = False
-        self._bare_bytes += len(data)
+        if self._parsed is _NOTHING:
+            self._parsed = _PARTIAL_HEAD
+        self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
-            raise  # a defect of ours
+            raise  # a defect of inferd
         except httptools.HttpParserError as error:
-            if not self._complete:
-                self._forward()
-                self.fail(_bad(f"its answer is no valid HTTP ({type(error).__name__})"))
+            if self._parsed is not _END:
+                self._deliver()
+                self.fail(_bad_answer(f"its answer is no valid HTTP ({type(error).__name__})"))
                 return
-            self._is_dirty = True
-        if not self._head_done:
+            self._must_close = True
+        if self._parsed < _HEAD:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self.fail(_bad(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes"))
+                self.fail(_bad_answer(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes"))
             return
-        self._forward()
+        self._deliver()
         receiver = self._receiver
         if receiver is None:
             return
-        if self._complete:
-            self._is_dirty = self._is_dirty or not is_last  # bytes behind the answer
+        if self._parsed is _END:
+            self._must_close = self._must_close or not is_last  # bytes after the answer
             self._finish(receiver)
-        elif self._bare_bytes > MAX_HEAD_BYTES:  # the parser keeps a trailer whole
-            self.fail(_bad(f"more than {MAX_HEAD_BYTES} bytes of its answer's body are chunk headers or trailers"))
+        elif self._framing_bytes > MAX_HEAD_BYTES:  # the parser buffers a whole trailer
+            self.fail(
+                _bad_answer(f"more than {MAX_HEAD_BYTES} bytes of its answer's body are chunk headers or trailers")
+            )
 
-    def _forward(self) -> None:
-        """Hand over what has arrived; the receiver may let go meanwhile, or pass the rest on to another."""
-        if self._head_done and not self._head_told and self._receiver is not None:
-            self._head_told = True
+    def _deliver(self) -> None:
+        """Deliver what was parsed. Each call of the receiver may end the exchange or replace the receiver."""
+        if self._parsed >= _HEAD and self._delivered < _HEAD and self._receiver is not None:
+            self._delivered = _HEAD
             self._receiver.answer_head(self._parser.get_status_code(), self._headers)
         if self._pieces and self._receiver is not None:
             data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces.clear()
-            self._began = True
+            self._delivered = _BODY
             self._receiver.answer_data(data)
 
     def _finish(self, receiver: Receiver) -> None:
         self._receiver = None
         self.idle_since = self.last_at
-        if self._is_dirty or self.is_paused or self._is_full_read:
-            self._shut()
+        if self._must_close or self.is_paused or self._is_full_read:
+            self._close()
         else:
             self._on_free(self)
         receiver.answer_ended()
@@ -349,13 +374,13 @@ class Connection(asyncio.Protocol):
         receiver, self._receiver = self._receiver, None
         if not was_closed:
             self._on_lost(self)
-        del self._parser  # refers back here; without it the connection is freed now
+        del self._parser  # it refers to this object; without the cycle both are freed at once
         if receiver is None:
             return
-        is_stale = self.num_exchanges > 1 and not self._head_done and not self._head_bytes
-        what = "in the middle of an answer" if self._head_done else "before it answered"
+        is_stale = self.num_exchanges > 1 and self._parsed is _NOTHING
+        what = "in the middle of an answer" if self._parsed >= _HEAD else "before it answered"
         try:
-            if self._head_done and self._until_close and exc is None:
+            if self._parsed >= _HEAD and self._until_close and exc is None:
                 receiver.answer_ended()
                 return
             receiver.answer_failed(
@@ -363,46 +388,46 @@ class Connection(asyncio.Protocol):
                 is_stale=is_stale,
             )
         except Exception:
-            self._broke(receiver)
+            self._fail_on_defect(receiver)
 
-    # -- the parser's side ------------------------------------------------------------------
+    # -- called by the parser ---------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if self._complete:
-            self._is_dirty = True  # a second answer to one request
+        if self._parsed is _END:
+            self._must_close = True  # a second answer to one request
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._head_done:  # else it is a trailer, which nobody wants
+        if self._parsed < _HEAD:  # otherwise it is a trailer, which is not used
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._complete:
+        if self._parsed is _END:
             return
         status: int = self._parser.get_status_code()
         if status < 200:
             if status == 101:
-                self._is_dirty = True
+                self._must_close = True
             self._is_informational = True
             self._headers = []
             self._first_bytes = b""
             return
-        if self._head_done:
-            return  # a familiar one, which was told when it came
-        self._head_done = True
-        self._bare_bytes = 0
+        if self._parsed is _HEAD:
+            return  # it was cached, and delivered before
+        self._parsed = _HEAD
+        self._framing_bytes = 0
         framed = status in (204, 304)
         for name, value in self._headers:
             if name == b"content-length" or (name == b"transfer-encoding" and value.strip().lower() == b"chunked"):
                 framed = True
             elif name == b"keep-alive":
-                self.keep_s = _keep_s(value)
+                self.keep_alive_s = _keep_alive_s(value)
         self._until_close = not framed
         first, self._first_bytes = self._first_bytes, b""
-        if first and not self._is_dirty:
+        if first and not self._must_close:
             self._remember(first, status)
 
     def _remember(self, first: bytes, status: int) -> None:
-        """``first``: the one read that the whole head came with."""
+        """Cache the head. ``first``: the read that began with it and has all of it."""
         names = [name for name, _ in self._headers]
         head = first[: first.find(b"\r\n\r\n")]
         if not self._parser.should_keep_alive() or status in (204, 304) or b"keep-alive" in names:
@@ -414,33 +439,33 @@ class Connection(asyncio.Protocol):
             return
         kept = [header for header in self._headers if header[0] != b"content-length"]
         if len(_known_heads) >= _MAX_KNOWN_HEADS:
-            _known_heads.clear()  # a server that dates its answers makes a new one each second
+            _known_heads.clear()  # an answer with a Date header has a new head in each second
         _known_heads[pattern_of(first, len(head))[0]] = Head(status, kept, is_chunked, media_of(kept))
 
     def on_body(self, body: bytes) -> None:
-        if not self._complete:
-            self._bare_bytes = 0
+        if self._parsed is not _END:
+            self._framing_bytes = 0
             self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         if self._is_informational:
             self._is_informational = False
             return
-        self._complete = True
+        self._parsed = _END
         if not self._parser.should_keep_alive():
-            self._is_dirty = True
+            self._must_close = True
 
 
 _known_heads: dict[bytes, Head] = {}
-"""By their patterns. What they mean does not depend on who sent them."""
+"""Cached heads by their patterns (``head_pattern``). Their meaning does not depend on the server."""
 
 
-_sizes: dict[bytes, int] = {}
-"""Sizes of chunks as they are written; those of a stream are much alike."""
+_chunk_sizes: dict[bytes, int] = {}
+"""Cached chunk sizes by their text. The chunks of a stream have similar sizes."""
 
 
 def media_of(headers: Headers) -> bytes:
-    """The media type of an answer, without parameters; empty where it has none, or where its body is compressed."""
+    """The media type of an answer without parameters; empty where it has none, or where its body is compressed."""
     found = b""
     for name, value in headers:
         if name == b"content-type":
@@ -450,8 +475,8 @@ def media_of(headers: Headers) -> bytes:
     return found
 
 
-def _keep_s(value: bytes) -> float | None:
-    """Seconds of ``Keep-Alive: timeout=5, max=100``."""
+def _keep_alive_s(value: bytes) -> float | None:
+    """The seconds of a header such as ``Keep-Alive: timeout=5, max=100``; None: it has none."""
     for part in value.split(b","):
         name, _, number = part.strip().partition(b"=")
         if name.lower() == b"timeout" and number.isdigit() and len(number) < 8:
@@ -459,5 +484,5 @@ def _keep_s(value: bytes) -> float | None:
     return None
 
 
-def _bad(what: str) -> UpstreamFailed:
+def _bad_answer(what: str) -> UpstreamFailed:
     return UpstreamFailed(f"The remote server cannot be understood: {what}.", code="upstream_bad_answer")

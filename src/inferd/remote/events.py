@@ -1,7 +1,7 @@
-"""Server-sent events of a remote answer: passed on as they are, and read just enough to know what they say.
+"""Server-sent events in a remote server's answer: forwarded unchanged, and read for usage, errors and the end.
 
-Only whole events leave: so the one that was asked for on our own account can be taken out, and nothing
-that is no event ever reaches a client. Knows no connection.
+Only complete events are forwarded. So the event that reports the usage can be removed where the client did not ask for
+it, and bytes that are no event never reach a client. Knows no connections.
 
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -19,19 +19,19 @@ MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
 _MAX_COUNT: Final = 2**40
 
 _UNREADABLE: Final = (ValueError, RecursionError)
-"""What the decoder raises: a DecodeError for what is no JSON, a UnicodeDecodeError for what is no UTF-8, and for what is
-nested too deeply the last one."""
+"""What msgspec raises for bytes that are no JSON: DecodeError or UnicodeDecodeError (both are ValueErrors), and
+RecursionError for JSON that is nested too deeply."""
 
 _END = re.compile(rb"\n\r?\n")
 _FIELDS: Final = (b"data", b"event", b"id", b"retry", b"")
 
 
 class BadAnswer(Exception):
-    """The remote server sent something that is no answer; the message says what."""
+    """The remote server's answer is invalid. The message says how."""
 
 
 class ReportedError(Exception):
-    """The remote server reported an error in its own words instead of an answer, or within one."""
+    """The remote server reported an error instead of an answer, or within one. The message is the server's."""
 
 
 class _Delta(msgspec.Struct):
@@ -58,7 +58,7 @@ class UsageReport(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
     def usage(self) -> Usage:
-        """Whatever a remote server says, counts are counts."""
+        """The usage, with every count limited to a plausible range, whatever the server reported."""
         details, prompt, completion = self.prompt_tokens_details, self.prompt_tokens or 0, self.completion_tokens or 0
         if details is None and 0 <= prompt <= _MAX_COUNT and 0 <= completion <= _MAX_COUNT:
             return Usage(prompt, completion)
@@ -86,9 +86,9 @@ _json = msgspec.json.Decoder()
 
 
 class EventReader:
-    """Cuts a stream's bytes at the ends of events and takes notes.
+    """Splits a stream's bytes into events, and records what they report.
 
-    ``drop_usage``: the event that tells the usage is ours alone and goes no further.
+    ``drop_usage``: remove the event that reports the usage, because only this server asked for it.
     """
 
     __slots__ = ("_drop_usage", "_rest", "broken", "finish_reasons", "is_done", "num_tokens", "usage")
@@ -96,19 +96,22 @@ class EventReader:
     def __init__(self, *, drop_usage: bool) -> None:
         self._drop_usage = drop_usage
         self._rest = b""
-        self.is_done = False  # data: [DONE] has come
+        self.is_done = False  # the event ``data: [DONE]`` was read
         self.usage: Usage | None = None
         self.finish_reasons: dict[int, str] = {}
-        self.num_tokens = 0  # events that brought a piece of an answer: how many tokens, where no usage came
-        self.broken: BadAnswer | ReportedError | None = None  # why nothing can follow what was returned
+        self.num_tokens = 0  # events with a part of the text: an estimate of its tokens
+        self.broken: BadAnswer | ReportedError | None = None  # why the stream cannot continue
 
     def feed(self, data: bytes) -> bytes:
-        """The whole events among what has come; the beginning of the next one waits. See ``broken``."""
+        """Return the complete events of what was received. The rest waits for more bytes.
+
+        Does not raise: an invalid event, or one that reports an error, sets ``broken``.
+        """
         if self._rest:
             data = self._rest + data
         elif data.startswith(b"data: ") and data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2:
             try:
-                return data if self._note(data[6:-2]) else b""  # one event on one line, as nearly always
+                return data if self._note(data[6:-2]) else b""  # one event on one line, the usual case
             except (BadAnswer, ReportedError) as error:
                 self.broken = error
                 return b""
@@ -142,11 +145,11 @@ class EventReader:
                 self.broken = error
                 return b"".join(kept)
             begin = match.end()
-        kept.append(data[begin:end])  # of more empty lines than one
+        kept.append(data[begin:end])  # further empty lines after the last event
         return b"".join(kept)
 
     def _event(self, block: bytes) -> bool:
-        """Whether the event goes on to the client."""
+        """Read one event. Return whether it is forwarded. Raises BadAnswer, ReportedError."""
         payload: list[bytes] = []
         for line in block.split(b"\n"):
             line = line.removesuffix(b"\r")
@@ -182,7 +185,7 @@ class EventReader:
 
 
 def _decoded(payload: bytes) -> _Event | None:
-    """None: JSON in a shape that we do not know."""
+    """The event; None: a JSON object of an unknown form. Raises BadAnswer."""
     try:
         return _decoder.decode(payload)
     except msgspec.ValidationError:
@@ -201,10 +204,10 @@ def _parsed(payload: bytes) -> object:
 
 
 def read_answer(body: bytes) -> Usage | None:
-    """What a whole answer says that it cost. Raises BadAnswer, ReportedError."""
+    """The usage that a complete answer reports; None: it reports none. Raises BadAnswer, ReportedError."""
     try:
         if not body.isascii():
-            body.decode()  # the fields that are not read here are text as well
+            body.decode()  # the decoder does not check the fields that it skips
         answer = _decoder.decode(body)
     except msgspec.ValidationError:
         if isinstance(_parsed(body), dict):
@@ -218,5 +221,6 @@ def read_answer(body: bytes) -> Usage | None:
 
 
 def error_text(error: _ErrorReport | str) -> str:
+    """The message of a reported error: one printable line of at most 500 characters."""
     text = error if isinstance(error, str) else error.message or "it did not say which"
     return "".join(c if c.isprintable() else " " for c in text[:500])

@@ -1,7 +1,7 @@
-"""Heads of messages that come again and again, but for the length of what follows them.
+"""The pattern of an HTTP/1.1 message's head: its bytes without the digits of Content-Length.
 
-A head that was parsed once need not be parsed when its bytes come again: they mean the same. Only the digits of
-Content-Length differ from one message to the next, so they are taken out of what is compared.
+Two heads with equal bytes have equal meanings, so a head that was parsed once need not be parsed again. Successive
+messages often differ only in Content-Length. Its digits are left out of the comparison and read separately.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ MAX_DIGITS: Final = 8
 
 
 def pattern_of(data: bytes, end: int) -> tuple[bytes, bytes]:
-    """The head ``data[:end]`` without the digits of its length, and these digits; empty where there are none.
+    """The head ``data[:end]`` without the digits of Content-Length, and these digits; empty where there are none.
 
-    Takes the first header that looks like it: ``is_exact`` tells whether that was the one. A head whose end has not
-    been read yet (``end`` < 0) is like none.
+    The search is fast and inexact: it takes the first header whose name ends in the same letters. ``is_exact`` tells
+    whether that header was Content-Length. A head that is incomplete (``end`` < 0) has the empty pattern.
     """
     if end < 0:
         return b"", b""
@@ -34,7 +34,7 @@ def pattern_of(data: bytes, end: int) -> tuple[bytes, bytes]:
 
 
 def _length_at(data: bytes, end: int) -> int:
-    """Where the digits begin; -1: nowhere. Inference-Header-Content-Length, which may come before, is another length."""
+    """The position of the digits; -1: there are none. Skips Inference-Header-Content-Length in front of them."""
     at = data.find(_WORD, 0, end)
     if at > _BEFORE and data[at - _BEFORE] != 0x0A:
         at = data.find(_WORD, at + len(_WORD), end)
@@ -42,7 +42,7 @@ def _length_at(data: bytes, end: int) -> int:
 
 
 def is_exact(head: bytes) -> bool:
-    """Whether ``pattern_of`` finds the length of this head's message where it is, and nothing else."""
+    """Whether the digits that ``pattern_of`` finds in ``head`` are those of a Content-Length header."""
     at = _length_at(head, len(head))
     stop = head.find(b"\r", at)
     digits = head[at : len(head) if stop < 0 else stop]

@@ -1,8 +1,8 @@
-"""OpenAI's dialect towards a remote server: what a request becomes, and what its answer means.
+"""OpenAI's dialect towards a remote server: writing requests, and interpreting answers.
 
-A request goes out as its client wrote it, but for the model's name, the usage that our own books
-need, and the fields that only this server understands. The client's credentials never leave; ours come
-from the ``Secret``. Knows neither replicas nor queues.
+A request is sent as its client wrote it, with three changes: the model's name, a request for the usage, and the removal
+of fields that only inferd understands. The client's credentials are never sent; the server's own key comes from
+``Secret``. Does not know replicas or queues.
 """
 
 from __future__ import annotations
@@ -22,10 +22,19 @@ from inferd.remote.secret import Secret
 from inferd.types import End, Relay, Relayed, RelayHead, Timings, Usage
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
-BYTES_PER_TOKEN: Final = 4  # of a text whose tokens nobody counted
-BUSY_S: Final = 1.0  # a busy server that does not say for how long
+"""Bytes of one collected answer."""
+
+BYTES_PER_TOKEN: Final = 4
+"""An estimate, for texts whose tokens the remote server did not count."""
+
+BUSY_S: Final = 1.0
+"""Seconds to leave a busy server alone that sends no Retry-After header."""
+
 MAX_BUSY_S: Final = 300.0
-OURS: Final = ("timeout", "priority")  # fields that were acted upon here
+"""The most seconds of a Retry-After header that are respected."""
+
+LOCAL_FIELDS: Final = ("timeout", "priority")
+"""Fields of a request that inferd has acted upon. They are not sent."""
 
 JSON_TYPE: Final = b"application/json"
 EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
@@ -36,12 +45,12 @@ _TRUE = msgspec.Raw(b"true")
 
 
 class RequestTemplate:
-    """Writes requests to one server."""
+    """Writes requests to one server. Their heads are cached until the API key changes."""
 
     __slots__ = ("_heads", "_model", "_origin", "_secret", "_text")
 
     def __init__(self, origin: Origin, secret: Secret, model: str) -> None:
-        """``model``: the model's name over there."""
+        """``model``: the model's name on the remote server."""
         self._origin = origin
         self._secret = secret
         self._model = model
@@ -49,16 +58,17 @@ class RequestTemplate:
         self._heads: dict[str, bytes] = {}
 
     def post(self, relay: Relay) -> bytes:
-        """A whole request for a relay."""
+        """The bytes of a complete request for ``relay``. Raises ValueError, RecursionError for an invalid body."""
         body = self.body(relay)
         extra = b"".join([b"%b: %b\r\n" % header for header in relay.headers])
         return b"%b%bcontent-length: %d\r\n\r\n%b" % (self._head("POST", relay.path), extra, len(body), body)
 
     def get(self, path: str) -> bytes:
+        """The bytes of a complete GET request."""
         return self._head("GET", path) + b"\r\n"
 
     def ask(self, path: str, request_id: bytes, body: bytes) -> bytes:
-        """A whole request around a body that needs no change, or has been changed."""
+        """The bytes of a complete POST request with a final body, which needs no more changes."""
         return b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             self._head("POST", path),
             request_id,
@@ -68,14 +78,14 @@ class RequestTemplate:
 
     @property
     def model(self) -> str:
-        """Its name over there."""
+        """The model's name on the remote server."""
         return self._model
 
     def body(self, relay: Relay) -> bytes:
-        """The client's JSON with what must differ over there. Everything else keeps its bytes."""
+        """The client's JSON with the changes for the remote server. The values of other fields keep their bytes."""
         fields = _fields.decode(relay.body)
         fields["model"] = msgspec.Raw(self._text)
-        for name in OURS:
+        for name in LOCAL_FIELDS:
             fields.pop(name, None)
         if relay.stream and not relay.wants_usage:
             given = fields.get("stream_options")
@@ -104,37 +114,39 @@ class RequestTemplate:
         return head
 
 
-class Asker(Protocol):
-    """Who wanted the answer."""
+class AnswerListener(Protocol):
+    """What an ``Answer`` reports to."""
 
     def relayed(self, item: Relayed) -> None:
-        """A piece that may be forwarded; the last has ``end``."""
+        """Forward a part of the answer. The last part has ``end``."""
 
     def refused(self, error: InferdError, *, counts: bool, retry: bool) -> None:
-        """It ended before anything could be forwarded. ``counts``: the server is to blame; ``retry``:
-        another one may well do better."""
+        """The request failed before a part of its answer was forwarded.
+
+        ``counts``: it was a failure of the server. ``retry``: another server may succeed.
+        """
 
     def stale(self) -> None:
-        """A kept connection turned out to be closed: nothing was heard of the request."""
+        """The server closed the idle connection before it answered: the request may be sent again."""
 
     def broke(self, error: UpstreamFailed) -> None:
-        """Something was raised before the request's end was complete: end it, if it has not ended."""
+        """An exception was raised while the answer was processed: end the request, if it has not ended."""
 
 
 class Answer:
-    """Receives the answer to one relay and tells its asker what to forward.
+    """Receives the answer to one request, and reports to its listener what to forward.
 
-    A collected answer is held until it is complete and known to be JSON, a stream goes on event by
-    event. Exactly one of a last ``relayed``, ``refused`` and ``stale`` is called.
+    A collected answer is buffered until it is complete and valid JSON. A stream is forwarded event by event. The last
+    call is ``relayed`` with ``end``, ``refused`` or ``stale``; exactly one of these is made.
     """
 
     __slots__ = (
-        "_asker",
         "_content_type",
         "_events",
         "_has_begun",
         "_id",
         "_is_over",
+        "_listener",
         "_num_bytes",
         "_pieces",
         "_request_bytes",
@@ -143,9 +155,9 @@ class Answer:
         "exchange",
     )
 
-    def __init__(self, request_id: str, relay: Relay, asker: Asker) -> None:
+    def __init__(self, request_id: str, relay: Relay, listener: AnswerListener) -> None:
         self._id = request_id
-        self._asker = asker
+        self._listener = listener
         self._events = EventReader(drop_usage=not relay.wants_usage) if relay.stream else None
         self._status = 0
         self._content_type = JSON_TYPE
@@ -153,19 +165,19 @@ class Answer:
         self._pieces: list[bytes] = []
         self._num_bytes = 0
         self._request_bytes = len(relay.body)
-        self._has_begun = False  # something was forwarded
+        self._has_begun = False  # a part of the answer was forwarded
         self._is_over = False
         self.exchange: Exchange | None = None
 
-    def go_on(self, events: EventReader, *, has_begun: bool) -> None:
-        """Somebody else read the answer's head, and the stream so far."""
+    def continue_stream(self, events: EventReader, *, has_begun: bool) -> None:
+        """Continue a stream whose head, and some of whose events, another object has received."""
         self._status = 200
         self._events = events
         self._has_begun = has_begun
 
     @property
     def usage(self) -> Usage:
-        """What it has cost so far: what the server said, or an estimate by what was seen here."""
+        """The usage so far: what the server reported, or an estimate from the bytes that were received."""
         if self._events is not None and self._events.usage is not None:
             return self._events.usage
         if not self._num_bytes and not self._has_begun:
@@ -174,28 +186,30 @@ class Answer:
         return Usage(self._request_bytes // BYTES_PER_TOKEN, answered)
 
     @property
-    def spent(self) -> Usage:
-        """What a client owes that gave up: at least the prompt, which the server had. What it computed after
-        that, unseen, nobody here can know."""
+    def charged_usage(self) -> Usage:
+        """The usage that a cancelled request is charged for: at least its prompt, which the server has received.
+
+        What the server computed after the last received byte is unknown and not included.
+        """
         usage = self.usage
         return usage if usage.prompt_tokens else Usage(self._request_bytes // BYTES_PER_TOKEN, usage.completion_tokens)
 
     def cancel(self) -> None:
-        """Nobody wants it any more: the connection is cut, and the asker hears nothing."""
+        """Close the connection. The listener is not called any more."""
         self._is_over = True
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.cancel()
 
     def expire(self, error: DeadlineExceeded) -> None:
-        """The answer would come too late: the connection is cut, and nobody over there is to blame."""
+        """The request's deadline has passed: close the connection, and report ``error``. The server has not failed."""
         self.cancel()
         if self._has_begun:
-            self._asker.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
+            self._listener.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
         else:
-            self._asker.refused(error, counts=False, retry=False)
+            self._listener.refused(error, counts=False, retry=False)
 
-    # -- what the connection says -----------------------------------------------------------
+    # -- called by the connection (``connection.Receiver``) ---------------------------------
 
     def answer_whole(self, head: Head, body: bytes) -> None:
         self.answer_head(head.status, head.headers)
@@ -212,21 +226,21 @@ class Answer:
             elif name == b"retry-after":
                 self._retry_after = value
             elif name == b"content-encoding" and value.lower() != b"identity":
-                self._refuse(_bad("its answer is compressed, which was not asked for"))
+                self._refuse(_bad_answer("its answer is compressed, which was not asked for"))
                 return
         if status >= 400 or status < 300:
             self._content_type = content_type or JSON_TYPE
             if status in (401, 407) or status == 429 or status >= 500:
-                return  # the status says enough; the body is read for the connection's sake
+                return  # the body is not needed; it is read so that the connection can be reused
             media = content_type.partition(b";")[0].strip().lower()
             wanted = EVENTS_TYPE if self._events is not None and status < 300 else JSON_TYPE
             if status >= 400:
                 self._events = None
             elif media != wanted.partition(b";")[0]:
                 shown = media.decode("latin-1")[:60] or "nothing"
-                self._refuse(_bad(f"its answer is {shown!r} instead of {wanted.partition(b';')[0].decode()!r}"))
+                self._refuse(_bad_answer(f"its answer is {shown!r} instead of {wanted.partition(b';')[0].decode()!r}"))
         else:
-            self._refuse(_bad(f"it answers with the status {status}, which is followed by nobody here"))
+            self._refuse(_bad_answer(f"it answers with the status {status}; redirects are not followed"))
 
     def answer_data(self, data: bytes) -> None:
         if self._is_over:
@@ -234,29 +248,29 @@ class Answer:
         if self._events is None or self._status >= 300:
             self._num_bytes += len(data)
             if self._num_bytes > MAX_ANSWER_BYTES:
-                self._refuse(_bad(f"its answer is larger than {MAX_ANSWER_BYTES} bytes"))
+                self._refuse(_bad_answer(f"its answer is larger than {MAX_ANSWER_BYTES} bytes"))
             else:
                 self._pieces.append(data)
             return
-        self.pass_on(self._events.feed(data))
+        self.forward(self._events.feed(data))
 
-    def pass_on(self, whole: bytes) -> None:
-        """Forward what the reader made of a stream's bytes, and see whether that was all it could."""
+    def forward(self, whole: bytes) -> None:
+        """Forward complete events, and end the answer if the reader found that the stream is broken."""
         assert self._events is not None, "this is no stream"
         if whole:
             if self._has_begun:
-                self._asker.relayed(Relayed(self._id, None, whole))
+                self._listener.relayed(Relayed(self._id, None, whole))
             else:
                 self._has_begun = True
-                self._asker.relayed(Relayed(self._id, RelayHead(self._status, EVENTS_TYPE), whole))
+                self._listener.relayed(Relayed(self._id, RelayHead(self._status, EVENTS_TYPE), whole))
         broken = self._events.broken
         if broken is not None and not self._is_over:
-            self._break(_reported(str(broken)) if isinstance(broken, ReportedError) else _bad(str(broken)))
+            self._break(_reported(str(broken)) if isinstance(broken, ReportedError) else _bad_answer(str(broken)))
 
     def answer_ended(self) -> None:
         if self._is_over:
             return
-        self.exchange = None  # nothing refers to itself any more: what is not used is freed at once
+        self.exchange = None  # without the reference cycle both are freed at once
         status = self._status
         if status < 400:
             if self._events is not None:
@@ -266,32 +280,32 @@ class Answer:
             return
         self._is_over = True
         if status == 429 or (status == 503 and self._retry_after is not None):
-            self._asker.refused(self._busy(), counts=False, retry=True)
+            self._listener.refused(self._busy(), counts=False, retry=True)
         elif status >= 500 or status in (401, 407):
-            self._asker.refused(_by_status(status), counts=True, retry=True)
+            self._listener.refused(_status_error(status), counts=True, retry=True)
         else:
-            self._pass_refusal()
+            self._forward_refusal()
 
     def answer_broken(self, error: UpstreamFailed) -> None:
         try:
             if not self._is_over:
                 self._break(error)
         finally:
-            self._asker.broke(error)
+            self._listener.broke(error)
 
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
         if self._is_over:
             return
         if is_stale:
             self._is_over = True
-            self._asker.stale()
+            self._listener.stale()
         elif self._events is not None and self._events.is_done and self._has_begun:
-            self._is_over = True  # the answer is whole, only the connection was not ended properly
-            self._asker.relayed(Relayed(self._id, end=End("done", self.usage)))
+            self._is_over = True  # the answer is complete; only its framing was not ended
+            self._listener.relayed(Relayed(self._id, end=End("done", self.usage)))
         else:
             self._break(error)
 
-    # -- what it comes to -------------------------------------------------------------------
+    # -- ending the answer ------------------------------------------------------------------
 
     def _end_stream(self, events: EventReader) -> None:
         if not events.is_done:
@@ -302,53 +316,53 @@ class Answer:
             self._break(error)
             return
         self._is_over = True
-        self._asker.relayed(Relayed(self._id, end=End("done", self.usage)))
+        self._listener.relayed(Relayed(self._id, end=End("done", self.usage)))
 
     def _end_collected(self) -> None:
         body = b"".join(self._pieces)
         try:
             usage = read_answer(body)
         except BadAnswer as error:
-            self._refuse(_bad(str(error)))
+            self._refuse(_bad_answer(str(error)))
         except ReportedError as error:
             self._refuse(_reported(str(error)))
         else:
             self._is_over = True
             head = RelayHead(self._status, self._content_type)
-            self._asker.relayed(Relayed(self._id, head, body, End("done", usage or self.usage)))
+            self._listener.relayed(Relayed(self._id, head, body, End("done", usage or self.usage)))
 
-    def _pass_refusal(self) -> None:
-        """What the client did wrong, in the words of the server that found it."""
+    def _forward_refusal(self) -> None:
+        """Forward an error of the client's request (status 4xx) as the remote server wrote it."""
         headers = ((b"retry-after", self._retry_after),) if self._retry_after is not None else ()
         failure = InvalidRequest(
             f"The remote server refused the request with status {self._status}.", code="upstream_refused"
         ).to_failure()
         head = RelayHead(self._status, self._content_type, headers)
-        self._asker.relayed(Relayed(self._id, head, b"".join(self._pieces), End("refused", failure=failure)))
+        self._listener.relayed(Relayed(self._id, head, b"".join(self._pieces), End("refused", failure=failure)))
 
     def _break(self, error: UpstreamFailed) -> None:
-        """It cannot go on: what was forwarded cannot be taken back, so an error follows it."""
+        """End an answer that failed: with an error at its end, if a part of it was forwarded."""
         if not self._has_begun:
             self._refuse(error)
             return
         self.cancel()
-        self._asker.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
+        self._listener.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
 
     def _refuse(self, error: UpstreamFailed) -> None:
         if not self._is_over:
             self.cancel()
-            self._asker.refused(error, counts=True, retry=True)
+            self._listener.refused(error, counts=True, retry=True)
 
     def _busy(self) -> Overloaded:
         return Overloaded(
             "The remote server is busy; try again later.",
             code="upstream_overloaded",
-            retry_after_s=_seconds(self._retry_after),
+            retry_after_s=_retry_after_s(self._retry_after),
         )
 
 
-def _seconds(value: bytes | None) -> float:
-    """Of a Retry-After header; a date is taken as a short while."""
+def _retry_after_s(value: bytes | None) -> float:
+    """The seconds of a Retry-After header (RFC 9110, section 10.2.3); ``BUSY_S`` for a date."""
     try:
         seconds = float(value) if value is not None else BUSY_S
     except ValueError:
@@ -356,7 +370,7 @@ def _seconds(value: bytes | None) -> float:
     return min(max(seconds, 0.0), MAX_BUSY_S) if math.isfinite(seconds) else BUSY_S
 
 
-def _bad(what: str) -> UpstreamFailed:
+def _bad_answer(what: str) -> UpstreamFailed:
     return UpstreamFailed(f"The remote server cannot be understood: {what}.", code="upstream_bad_answer")
 
 
@@ -364,7 +378,7 @@ def _reported(text: str) -> UpstreamFailed:
     return UpstreamFailed(f"The remote server reported an error: {text}", code="upstream_error")
 
 
-def _by_status(status: int) -> UpstreamFailed:
+def _status_error(status: int) -> UpstreamFailed:
     if status in (401, 407):
         return UpstreamFailed(
             "The remote server does not accept this server's API key; its operator can correct it.",

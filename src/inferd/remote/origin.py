@@ -1,4 +1,4 @@
-"""Where a remote server is and how long it may take: what a connection must know of its other end."""
+"""The address of a remote server, its time limits, and the certificates that it may present."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from inferd.errors import ConfigError
 
 
 class Origin(NamedTuple):
-    """Scheme, host and port of a base URL, and the path in front of every request."""
+    """The parts of a server's base URL."""
 
     host: str
     port: int
     is_secure: bool
-    base_path: str  # without a slash at its end
+    base_path: str  # in front of the path of every request; without a slash at its end
 
     @property
     def authority(self) -> bytes:
-        """The ``Host`` header."""
+        """The value of the ``Host`` header (RFC 9110, section 7.2)."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         default = 443 if self.is_secure else 80
         return (host if self.port == default else f"{host}:{self.port}").encode(
@@ -31,11 +31,11 @@ class Origin(NamedTuple):
         return f"{'https' if self.is_secure else 'http'}://{self.authority.decode('ascii')}{self.base_path}"
 
 
-class Patience(NamedTuple):
-    """Seconds that each stage of an exchange may take."""
+class Timeouts(NamedTuple):
+    """Time limits for the stages of an exchange, in seconds."""
 
-    connect_s: float
-    first_byte_s: float  # from the request's last byte to the answer's first
+    connect_s: float  # for the TCP connection and the TLS handshake
+    first_byte_s: float  # from the request's last byte to the first of the answer's body
     idle_s: float  # between two pieces of an answer
 
 
@@ -44,7 +44,7 @@ def origin_of(url: str) -> Origin:
     parts = urlsplit(url)
     try:
         port = parts.port
-        (parts.hostname or "").encode("idna")  # a name that no resolver could be asked for
+        (parts.hostname or "").encode("idna")  # raises for a name that no resolver accepts
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
@@ -59,8 +59,11 @@ def origin_of(url: str) -> Origin:
     return Origin(parts.hostname, port or (443 if is_secure else 80), is_secure, parts.path.rstrip("/"))
 
 
-def trust(ca_file: str | None) -> ssl.SSLContext:
-    """Certificates and host names are always checked; ``ca_file`` replaces the system's authorities."""
+def client_context(ca_file: str | None) -> ssl.SSLContext:
+    """A TLS context for requests. It always verifies certificates and host names.
+
+    ``ca_file``: a PEM file with the certificate authorities to trust instead of the system's. Raises ConfigError.
+    """
     file = None if ca_file is None else Path(ca_file).expanduser()
     if file is not None and not file.is_file():
         raise ConfigError(f"The file {ca_file!r} with the certificates to trust does not exist.", param="ca_file")

@@ -1,8 +1,8 @@
-"""The connections to one remote server: kept while they are good, made when there is none.
+"""A pool of connections to one remote server: reused while they are idle, opened when none is.
 
-There are never more than ``max_connections``, because nobody may have more exchanges under way. The
-name is looked up anew for every connection, and none is used for longer than ``MAX_AGE_S``, so a
-change in the DNS is followed. One timer looks after everybody's patience.
+The callers send at most ``max_connections`` requests at the same time, so the pool needs no queue. The host name is
+resolved for every new connection, and no connection is reused after ``MAX_AGE_S``, so the pool follows changes of the
+DNS. One timer checks the time limits of all connections.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ from typing import Final
 from inferd import clock
 from inferd.errors import UpstreamFailed
 from inferd.remote.connection import Connection, Head, Receiver
-from inferd.remote.origin import Origin, Patience
+from inferd.remote.origin import Origin, Timeouts
 
 _log = logging.getLogger("inferd.remote")
 
 RECEIVE_BYTES: Final = 256 * 1024
-"""What the kernel holds of an answer whose client reads slowly. Without a bound it grows to what ``net.ipv4.tcp_rmem`` allows, 6 MiB and
-more for each answer that was fast before. The kernel doubles the number for its own books."""
+"""Bytes of an answer that the kernel buffers while its client reads slowly. Without this limit its buffer grows to what
+``net.ipv4.tcp_rmem`` allows: 6 MiB and more. The kernel doubles the number for its bookkeeping."""
 
 MAX_AGE_S: Final = 300.0
+"""Seconds after which a connection is not reused."""
+
 MAX_IDLE_S: Final = 30.0
-_LOOKS_PER_PATIENCE: Final = 8
-_LOOK_EVERY_S: Final = (0.02, 0.5)
+"""Seconds without a request after which a connection is closed."""
+
+_CHECKS_PER_TIMEOUT: Final = 8
+_CHECK_EVERY_S: Final = (0.02, 0.5)  # the least and the most seconds between two checks
 
 
 class Exchange:
-    """One request on its way, from ``Pool.send`` to its answer's end. What the asker holds on to.
+    """One request in progress, from ``Pool.send`` to the end of its answer.
 
-    Stands between connection and receiver so that it has let go of the one before the other hears of
-    the end.
+    It passes the answer from the connection to the receiver. It drops its reference to the connection before it tells
+    the receiver of the end, because the connection may serve another exchange from then on.
     """
 
     __slots__ = ("_is_paused", "_receiver", "_request", "answer_data", "answer_head", "connection", "task")
@@ -44,12 +48,12 @@ class Exchange:
         self._receiver = receiver
         self._is_paused = False
         self.connection: Connection | None = None
-        self.task: asyncio.Task[None] | None = None  # while a connection is made for it
+        self.task: asyncio.Task[None] | None = None  # while a connection is opened for it
         self.answer_head = receiver.answer_head
         self.answer_data = receiver.answer_data
 
     def pause(self) -> None:
-        """Read no more of the answer; what the kernels hold is all that waits."""
+        """Stop reading the answer. Only the kernels' buffers fill up further."""
         self._is_paused = True
         if self.connection is not None:
             self.connection.pause()
@@ -60,7 +64,7 @@ class Exchange:
             self.connection.resume()
 
     def cancel(self) -> None:
-        """Drop the connection: the other side sees that nobody waits. The receiver hears nothing more."""
+        """Close the connection, which tells the server to stop. The receiver is not called any more."""
         if self.task is not None:
             self.task.cancel()
             self.task = None
@@ -69,11 +73,11 @@ class Exchange:
             connection.abort()
 
     def adopt(self, connection: Connection) -> None:
-        """Go on with an exchange that was begun without this one."""
+        """Continue an exchange that is in progress on ``connection`` with another receiver."""
         self.connection = connection
-        connection.hand_to(self)
+        connection.set_receiver(self)
 
-    def run_on(self, connection: Connection) -> None:
+    def start_on(self, connection: Connection) -> None:
         self.connection = connection
         connection.send(self._request, self)
         if self._is_paused:
@@ -97,15 +101,15 @@ class Exchange:
 
 
 class Pool:
-    """Carries requests to one origin. Used from one event loop."""
+    """Sends requests to one origin. To be used from one event loop."""
 
     def __init__(
-        self, origin: Origin, patience: Patience, max_connections: int, context: ssl.SSLContext | None = None
+        self, origin: Origin, timeouts: Timeouts, max_connections: int, context: ssl.SSLContext | None = None
     ) -> None:
-        """``context``: the trust in the other side's certificate, for an origin that is secure."""
-        assert origin.is_secure == (context is not None), "a secure origin needs a context"
+        """``context``: as of ``client_context``, for an origin that uses TLS."""
+        assert origin.is_secure == (context is not None), "an origin with TLS needs a context"
         self._origin = origin
-        self._patience = patience
+        self._timeouts = timeouts
         self._max_connections = max_connections
         self._context = context
         self._idle: list[Connection] = []
@@ -113,52 +117,54 @@ class Pool:
         self._connecting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        shortest = min(patience.first_byte_s, patience.idle_s)
-        self._look_every_s = min(max(shortest / _LOOKS_PER_PATIENCE, _LOOK_EVERY_S[0]), _LOOK_EVERY_S[1])
+        shortest = min(timeouts.first_byte_s, timeouts.idle_s)
+        self._check_every_s = min(max(shortest / _CHECKS_PER_TIMEOUT, _CHECK_EVERY_S[0]), _CHECK_EVERY_S[1])
 
     @property
     def num_connections(self) -> int:
         return len(self._all)
 
     def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> Exchange:
-        """Send a whole request on an idle connection, or on one made for it (always, if ``fresh``).
+        """Send a complete request on an idle connection, or on a new one. ``fresh``: always on a new one.
 
-        Never raises for what the other side does: the receiver hears it.
+        Does not raise for failures of the server: the receiver gets them as ``answer_failed``.
         """
         exchange = Exchange(request, receiver)
         connection = None if fresh else self._take(clock.now())
         if connection is not None:
-            exchange.run_on(connection)
+            exchange.start_on(connection)
         else:
-            self._make_room()
+            self._close_idle_if_full()
             exchange.task = asyncio.get_running_loop().create_task(self._connect(exchange))
             self._connecting.add(exchange.task)
             exchange.task.add_done_callback(self._connecting.discard)
         return exchange
 
-    def lend(self, now: float) -> Connection | None:
-        """An idle connection for an exchange that its user carries on himself; None: there is none. It comes back when
-        its answer has ended."""
+    def take_idle(self, now: float) -> Connection | None:
+        """Remove an idle connection from the pool, for a caller that sends on it directly; None: there is none.
+
+        ``now``: the time of ``inferd.clock``, in seconds. The connection returns to the pool when its answer has ended.
+        """
         return None if self._is_closed else self._take(now)
 
-    def give_back(self, connection: Connection) -> None:
-        """It was lent and not used."""
-        self._freed(connection)
+    def put_back(self, connection: Connection) -> None:
+        """Return a connection of ``take_idle`` on which nothing was sent."""
+        self._connection_freed(connection)
 
     def _take(self, now: float) -> Connection | None:
-        """The connection that was used last, so that those too many grow old."""
+        """The usable connection that was used last. So superfluous connections become idle for long, and are closed."""
         while self._idle:
             connection = self._idle.pop()
-            if not connection.is_closed and self._is_good(connection, now):
+            if not connection.is_closed and self._is_usable(connection, now):
                 return connection
             connection.abort()
         return None
 
-    def _is_good(self, connection: Connection, now: float) -> bool:
-        keep_s = MAX_IDLE_S if connection.keep_s is None else min(MAX_IDLE_S, connection.keep_s - 1.0)
-        return now - connection.idle_since < keep_s and now - connection.made_at < MAX_AGE_S
+    def _is_usable(self, connection: Connection, now: float) -> bool:
+        keep_alive_s = MAX_IDLE_S if connection.keep_alive_s is None else min(MAX_IDLE_S, connection.keep_alive_s - 1.0)
+        return now - connection.idle_since < keep_alive_s and now - connection.made_at < MAX_AGE_S
 
-    def _make_room(self) -> None:
+    def _close_idle_if_full(self) -> None:
         if len(self._all) + len(self._connecting) >= self._max_connections and self._idle:
             self._idle[0].abort()
 
@@ -166,7 +172,7 @@ class Pool:
         try:
             connection = await self._open()
             exchange.task = None
-            exchange.run_on(connection)
+            exchange.start_on(connection)
         except UpstreamFailed as error:
             exchange.answer_failed(error, is_stale=False)
         except Exception:
@@ -176,12 +182,12 @@ class Pool:
             )
 
     async def _open(self) -> Connection:
-        """Raises UpstreamFailed that says which step failed."""
+        """Open a connection. Raises UpstreamFailed; its code names the step that failed."""
         origin, loop = self._origin, asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._patience.connect_s):
+            async with asyncio.timeout(self._timeouts.connect_s):
                 transport, connection = await loop.create_connection(
-                    lambda: Connection(self._freed, self._lost),
+                    lambda: Connection(self._connection_freed, self._connection_lost),
                     origin.host,
                     origin.port,
                     ssl=self._context,
@@ -189,7 +195,7 @@ class Pool:
                 )
         except TimeoutError:
             raise UpstreamFailed(
-                f"The remote server took no connection within {self._patience.connect_s:g} s; try again later.",
+                f"The remote server took no connection within {self._timeouts.connect_s:g} s; try again later.",
                 code="upstream_connect_timeout",
             ) from None
         except ssl.SSLCertVerificationError as error:
@@ -210,64 +216,64 @@ class Pool:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
         self._all.add(connection)
-        self._look()
+        self._schedule_check()
         return connection
 
-    # -- the connections' owner -------------------------------------------------------------
+    # -- called by connections --------------------------------------------------------------
 
-    def _freed(self, connection: Connection) -> None:
-        if self._is_closed:  # whether it is still good is asked when it is wanted
+    def _connection_freed(self, connection: Connection) -> None:
+        if self._is_closed:  # otherwise ``_take`` checks the connection before it is reused
             connection.abort()
         else:
             self._idle.append(connection)
 
-    def _lost(self, connection: Connection) -> None:
+    def _connection_lost(self, connection: Connection) -> None:
         self._all.discard(connection)
         if not connection.is_busy and connection in self._idle:
             self._idle.remove(connection)
 
-    # -- patience ---------------------------------------------------------------------------
+    # -- time limits ------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _schedule_check(self) -> None:
         if self._timer is None and self._all and not self._is_closed:
-            self._timer = asyncio.get_running_loop().call_later(self._look_every_s, self._on_timer)
+            self._timer = asyncio.get_running_loop().call_later(self._check_every_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         try:
-            self.expire(clock.now())
+            self.check_timeouts(clock.now())
         finally:
-            self._look()
+            self._schedule_check()
 
-    def expire(self, now: float) -> None:
-        """End exchanges that have waited for too long, and close connections that nobody needs."""
+    def check_timeouts(self, now: float) -> None:
+        """End exchanges that exceeded a time limit, and close connections that were idle for too long."""
         for connection in tuple(self._all):
             if connection.is_busy:
-                error = self._impatience(connection, now)
+                error = self._timeout_error(connection, now)
                 if error is not None:
                     connection.fail(error)
-            elif not self._is_good(connection, now):
+            elif not self._is_usable(connection, now):
                 connection.abort()
 
-    def _impatience(self, connection: Connection, now: float) -> UpstreamFailed | None:
+    def _timeout_error(self, connection: Connection, now: float) -> UpstreamFailed | None:
         if connection.is_paused:
-            return None  # it is our reader that takes its time
+            return None  # the receiver stopped reading, not the server
         if not connection.has_begun:
-            if now - connection.sent_at <= self._patience.first_byte_s:
+            if now - connection.sent_at <= self._timeouts.first_byte_s:
                 return None
             return UpstreamFailed(
-                f"The remote server did not begin to answer within {self._patience.first_byte_s:g} s; try again later.",
+                f"The remote server did not begin to answer within {self._timeouts.first_byte_s:g} s; try again later.",
                 code="upstream_first_byte_timeout",
             )
-        if now - connection.last_at <= self._patience.idle_s:
+        if now - connection.last_at <= self._timeouts.idle_s:
             return None
         return UpstreamFailed(
-            f"The remote server fell silent for {self._patience.idle_s:g} s in the middle of its answer; try again.",
+            f"The remote server fell silent for {self._timeouts.idle_s:g} s in the middle of its answer; try again.",
             code="upstream_idle_timeout",
         )
 
     async def close(self) -> None:
-        """Close every connection. Idempotent; receivers of unfinished exchanges hear nothing."""
+        """Close all connections. Idempotent. The receivers of unfinished exchanges are not called any more."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

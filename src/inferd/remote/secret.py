@@ -1,4 +1,4 @@
-"""The credential that a remote server wants, read where the operator keeps it."""
+"""The API key for a remote server, from an environment variable or a file."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Final
 from inferd.errors import ConfigError
 
 MAX_KEY_BYTES: Final = 4096
-LOOK_EVERY_S: Final = 1.0
+CHECK_EVERY_S: Final = 1.0  # seconds between two checks of a file, at least
 
 
 class Secret:
-    """An API key from the environment or from a file, which is read again when it changes.
+    """An API key from an environment variable, or from a file that is read again when it changes.
 
-    Raises ConfigError when made without a usable key. A file that disappears or breaks later leaves
-    the key that was read last: replacing a file is never seen half done.
+    The constructor raises ConfigError where there is no usable key. A file that becomes unreadable or invalid later
+    leaves the last key in use, so a file that is being replaced causes no errors.
     """
 
-    __slots__ = ("_identity", "_looked_at", "_path", "value")
+    __slots__ = ("_checked_at", "_identity", "_path", "value")
 
     def __init__(self, env: Mapping[str, str], *, variable: str | None = None, file: str | None = None) -> None:
         self._path = Path(file).expanduser() if file is not None else None
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._identity: tuple[int, int, int] | None = None
-        self.value: bytes | None = None  # None: the server wants no key
+        self.value: bytes | None = None  # None: the server requires no key
         if self._path is not None:
             try:
                 self._identity = _identity(self._path)
@@ -46,10 +46,13 @@ class Secret:
             self.value = _key(env[variable], f"The environment variable {variable}", "api_key_env")
 
     def refresh(self, now: float) -> bool:
-        """Look at the file, at most once a second; whether there is another key."""
-        if self._path is None or now - self._looked_at < LOOK_EVERY_S:
+        """Check the file, at most once in ``CHECK_EVERY_S``. Return whether the key has changed.
+
+        ``now``: the time of ``inferd.clock``, in seconds.
+        """
+        if self._path is None or now - self._checked_at < CHECK_EVERY_S:
             return False
-        self._looked_at = now
+        self._checked_at = now
         try:
             identity = _identity(self._path)
             if identity == self._identity:
@@ -63,6 +66,7 @@ class Secret:
 
 
 def environment() -> Mapping[str, str]:
+    """The environment variables of this process."""
     return os.environ
 
 

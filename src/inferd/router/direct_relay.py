@@ -44,15 +44,15 @@ class RelaySlot:
         self.connection = connection
         self.template: RequestTemplate = replica.template
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Return the connection unused."""
-        self.replica.give_back(self.connection)
+        self.replica.put_back(self.connection)
 
 
 def find_relay_slot(pool: Pool, now: float, tenant: str, body: bytes) -> RelaySlot | None:
     """A slot for a request that can be sent at once; None: the request has to use the general path.
 
-    The slot's connection is out of the connection pool: the caller must either send on it or call ``give_back``.
+    The slot's connection is out of the connection pool: the caller must either send on it or call ``release``.
     ``tenant`` and ``body`` choose the server that has probably cached the beginning of the prompt.
     """
     member = pool.direct_member(now, tenant, body)
@@ -61,7 +61,7 @@ def find_relay_slot(pool: Pool, now: float, tenant: str, body: bytes) -> RelaySl
     replica = member.replica
     if not isinstance(replica, RemoteReplica):
         return None
-    connection = replica.lend(now)
+    connection = replica.take_connection(now)
     return RelaySlot(pool, member, replica, connection) if connection is not None else None
 
 
@@ -228,7 +228,7 @@ class DirectRelay(ABC):
             return
         whole = reader.feed(data)
         if reader.broken is not None:
-            self.convert().pass_on(whole)
+            self.convert().forward(whole)
         elif whole:
             if self.first_at is None:
                 now = self.first_at = clock.now()

@@ -67,7 +67,7 @@ class CachedRelayHead(CachedHead):
         try:
             out = exchange.written(slot.template, asks_nothing=fields.stream_options is msgspec.UNSET)
         except (ValueError, RecursionError):
-            slot.give_back()
+            slot.release()
             return False  # the general path has the words for it
         try:
             exchange.permit = head_cache.context.door.admit(
@@ -78,7 +78,7 @@ class CachedRelayHead(CachedHead):
                 max_tokens=UNSET_MAX_TOKENS if max_tokens is None else max_tokens,
             )
         except QuotaExceeded as error:
-            slot.give_back()
+            slot.release()
             exchange.refuse(error, name)
             return True
         client.serve(exchange)

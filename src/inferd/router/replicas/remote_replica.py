@@ -16,7 +16,7 @@ from inferd.events import Emit, ReplicaChanged
 from inferd.remote.connection import Connection, Head, Headers
 from inferd.remote.events import EventReader
 from inferd.remote.openai import Answer, RequestTemplate
-from inferd.remote.origin import Patience, origin_of, trust
+from inferd.remote.origin import Timeouts, client_context, origin_of
 from inferd.remote.pool import Exchange, Pool
 from inferd.remote.secret import Secret, environment
 from inferd.router.replicas.replica import Kind, ReplicaOwner
@@ -72,15 +72,15 @@ class RemoteReplica:
     def __init__(self, model: str, index: int, config: RemoteConfig, owner: ReplicaOwner, emit: Emit) -> None:
         origin = origin_of(config.url)
         secret = Secret(environment(), variable=config.api_key_env, file=config.api_key_file)
-        patience = Patience(config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s)
-        context = trust(config.ca_file) if origin.is_secure else None
+        timeouts = Timeouts(config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s)
+        context = client_context(config.ca_file) if origin.is_secure else None
         self._model = model
         self._config = config
         self._owner = owner
         self._emit = emit
         self._origin = origin
         self.template = RequestTemplate(origin, secret, config.model or model)
-        self._pool = Pool(origin, patience, config.max_in_flight + 1, context)  # and one to probe with
+        self._pool = Pool(origin, timeouts, config.max_in_flight + 1, context)  # and one to probe with
         self._in_flight: dict[str, _RemoteRequest] = {}
         self.direct: set[DirectRelay] = set()  # in flight as well, on the direct path
         self._probing: asyncio.Task[None] | None = None
@@ -203,13 +203,13 @@ class RemoteReplica:
         self.outstanding += ticket.request.width
         pending.send(fresh=False)
 
-    def lend(self, now: float) -> Connection | None:
+    def take_connection(self, now: float) -> Connection | None:
         """A kept connection for a one; None: there is none."""
-        return self._pool.lend(now)
+        return self._pool.take_idle(now)
 
-    def give_back(self, connection: Connection) -> None:
+    def put_back(self, connection: Connection) -> None:
         """It was not used."""
-        self._pool.give_back(connection)
+        self._pool.put_back(connection)
 
     def adopt(
         self,
@@ -341,7 +341,7 @@ class _RemoteRequest:
     ) -> Answer:
         self._answer = answer = Answer(self.ticket.request.id, relay, self)
         if events is not None:
-            answer.go_on(events, has_begun=has_begun)
+            answer.continue_stream(events, has_begun=has_begun)
         if connection is not None:
             answer.exchange = exchange = Exchange(request, answer)
             exchange.adopt(connection)
@@ -397,7 +397,7 @@ class _RemoteRequest:
         """Some turns of the loop after the cancellation: its one end, unless the owner let go before."""
         replica, ticket, answer = self._replica, self.ticket, self._answer
         if answer is not None and replica._in_flight.get(ticket.request.id) is self:
-            end = End("cancelled", answer.spent)
+            end = End("cancelled", answer.charged_usage)
             replica._owner.replica_relayed(replica, ticket, Relayed(ticket.request.id, end=end))
 
 
