@@ -230,7 +230,8 @@ def test_an_offer_of_another_protocol_is_declined_and_the_request_served(
     "framing",
     [
         b"content-length: 5\r\ntransfer-encoding: chunked\r\n", b"content-length: 5\r\ncontent-length: 6\r\n",
-        b"transfer-encoding: xchunked\r\n", b"transfer-encoding: chunked, identity\r\n", b"host : x\r\n", b" folded: x\r\n",
+        b"transfer-encoding: xchunked\r\n", b"transfer-encoding: chunked, identity\r\n", b"host : x\r\n",
+        b" folded: x\r\n",
     ],
 )  # fmt: skip
 def test_requests_that_two_servers_could_read_differently_are_refused(server: Running, framing: bytes) -> None:
@@ -358,7 +359,8 @@ def test_options_say_what_is_allowed_and_nothing_of_other_origins(server: Runnin
 
 @pytest.mark.parametrize(("method", "path", "allow"), [
     ("GET", "/v1/chat/completions", "POST, OPTIONS"), ("DELETE", "/v1/models/tiny", "GET, HEAD, OPTIONS"),
-    ("PUT", "/health", "GET, HEAD, OPTIONS"), ("TRACE", "/health", "GET, HEAD, OPTIONS"), ("PATCH", "/", "GET, HEAD, OPTIONS"),
+    ("PUT", "/health", "GET, HEAD, OPTIONS"), ("TRACE", "/health", "GET, HEAD, OPTIONS"),
+    ("PATCH", "/", "GET, HEAD, OPTIONS"),
 ])  # fmt: skip
 def test_a_wrong_method_is_told_the_right_ones(server: Running, method: str, path: str, allow: str) -> None:
     reply = server.http.request(method, server.url + path)

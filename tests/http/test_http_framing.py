@@ -158,16 +158,21 @@ def theirs(data: bytes) -> list[Seen]:
 
 POST = b"POST /a HTTP/1.1\r\nhost: x\r\n"
 LINES = [
-    b"GET / HTTP/1.1\r\n", b"POST /p HTTP/1.1\r\n", b"HEAD /h HTTP/1.0\r\n", b"host: x\r\n", b"host: y\r\n", b"Host : x\r\n",
+    b"GET / HTTP/1.1\r\n", b"POST /p HTTP/1.1\r\n", b"HEAD /h HTTP/1.0\r\n", b"host: x\r\n", b"host: y\r\n",
+    b"Host : x\r\n",
     b"content-length: 5\r\n", b"content-length: 0\r\n", b"content-length: 5, 5\r\n", b"content-length: +5\r\n",
     b"Content-Length: 0x5\r\n", b"content-length:\r\n", b"content-length: 99999999999999999999\r\n",
     b"transfer-encoding: chunked\r\n", b"Transfer-Encoding: Chunked\r\n", b"transfer-encoding: gzip, chunked\r\n",
     b"transfer-encoding: chunked, chunked\r\n", b"transfer-encoding:\tchunked\r\n", b"transfer-encoding: x\r\n",
-    b"transfer-encoding : chunked\r\n", b"transfer_encoding: chunked\r\n", b" folded: 1\r\n", b"\tfolded\r\n", b"x: a\rb\r\n",
-    b"x: a\nb: c\r\n", b"x: a\x00b\r\n", b"x\x0b: y\r\n", b": empty\r\n", b"no colon\r\n", b"connection: close\r\n", b"\r\n",
-    b"\n", b"\r", b"hello", b"5\r\nhello\r\n", b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n", b"05\r\nhello\r\n", b"5;ext=1\r\nhello\r\n",
+    b"transfer-encoding : chunked\r\n", b"transfer_encoding: chunked\r\n", b" folded: 1\r\n", b"\tfolded\r\n",
+    b"x: a\rb\r\n",
+    b"x: a\nb: c\r\n", b"x: a\x00b\r\n", b"x\x0b: y\r\n", b": empty\r\n", b"no colon\r\n",
+    b"connection: close\r\n", b"\r\n",
+    b"\n", b"\r", b"hello", b"5\r\nhello\r\n", b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n", b"05\r\nhello\r\n",
+    b"5;ext=1\r\nhello\r\n",
     b"5 \r\nhello\r\n", b"0x5\r\nhello\r\n", b"-1\r\n", b"5\nhello\n", b"5\r\nhelloX\r\n", b"ffffffffffffffff0\r\n",
-    b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /\x80 HTTP/1.1\r\n", b"GET  / HTTP/1.1\r\n", b"GET / HTTP/1.1 \r\n",
+    b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /\x80 HTTP/1.1\r\n", b"GET  / HTTP/1.1\r\n",
+    b"GET / HTTP/1.1 \r\n",
     b"GET / HTTP/2.0\r\n", b"GET http://h/p HTTP/1.1\r\n", b"get / HTTP/1.1\r\n", b"GET /a b HTTP/1.1\r\n",
 ]  # fmt: skip
 WHOLE = [

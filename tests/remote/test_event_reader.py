@@ -16,8 +16,10 @@ events = st.one_of(
     texts.map(lambda text: event(piece(text)).replace(b"\n", b"\r\n")),
     st.sampled_from(
         [
-            b": keep-alive\n\n", b"event: x\ndata: {}\n\n", b"id: 1\r\ndata: {\"a\":1}\r\n\r\n", b"data:{}\n\n\n", b"\n\n",
-            b'data: {"choices":\ndata: []}\n\n', event(piece("", "stop")), event({"choices": [{"index": 1, "text": "x"}]}),
+            b": keep-alive\n\n", b"event: x\ndata: {}\n\n", b"id: 1\r\ndata: {\"a\":1}\r\n\r\n",
+            b"data:{}\n\n\n", b"\n\n",
+            b'data: {"choices":\ndata: []}\n\n', event(piece("", "stop")),
+            event({"choices": [{"index": 1, "text": "x"}]}),
         ]
     ),
 )  # fmt: skip
@@ -70,7 +72,8 @@ def test_text_that_looks_like_usage_or_the_end_is_only_text() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"<html>\n\n", b"data: {\n\n", b"data: nonsense\n\n", b"data: []\n\n", b"data: 5\n\n", b"HTTP/1.1 200 OK\r\n\r\n",
+        b"<html>\n\n", b"data: {\n\n", b"data: nonsense\n\n", b"data: []\n\n", b"data: 5\n\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
         b"data: " + b"[" * 100_000 + b"\n\n", b"data: \xff\xfe\n\n",
     ],
 )  # fmt: skip

@@ -94,8 +94,11 @@ def test_any_cut_gives_the_same(talk: bytes, sizes: list[int], answers: bool) ->
 
 
 def theirs(talk: bytes) -> tuple[list[tuple[int, list[Header], bytes]], int]:
-    """The requests that h2 sees, each when it came whole, and how many bytes it read: a stream's faults end a stream for
-    us, as the RFC has it, and often the connection for h2. Therefore it is not to look at headers either."""
+    """The requests that the library h2 reads, each when it is complete, and the number of bytes that h2 read.
+
+    h2 often ends the connection after a stream error, which ends one stream here (RFC 9113, section 5.4.2). Therefore
+    h2 is configured not to validate headers.
+    """
     config = h2.config.H2Configuration(client_side=False, header_encoding=None, validate_inbound_headers=False)
     server = h2.connection.H2Connection(config)
     server.initiate_connection()
