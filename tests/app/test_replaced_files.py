@@ -136,7 +136,7 @@ def test_a_replaced_file_is_served_without_a_refused_request_and_a_broken_one_ne
         file.write_bytes(good.SerializeToString())
         code, said = inferd("reload")
         assert (code, "Reloaded" in said) == (1, False)
-        assert "The file is in use, but not every model is what it says" in said
+        assert "The file is in use, but not every model could be changed to what it says" in said
         assert "What served before goes on serving" in said
         assert "What served before goes on serving" in inferd("status")[1]
         assert clients.latest() == 2.0

@@ -52,7 +52,7 @@ async def read_from(body: bytes) -> Reading:
 def test_counters_are_read_from_a_server_and_one_without_them_is_told() -> None:
     body = b'inferd_step_part_seconds_total{model="m",replica="0",part="text"} 0.5\n'
     assert asyncio.run(read_from(body)).parts_s == {"text": 0.5}
-    with pytest.raises(Unavailable, match="tells nothing of the steps of 'm'"):
+    with pytest.raises(Unavailable, match="has no step times of 'm'"):
         asyncio.run(read_from(b"vllm:num_requests_running 1\n"))
 
 

@@ -256,7 +256,7 @@ def test_what_a_flag_allows_is_allowed_for_a_model_and_said_in_a_file_for_others
     assert main(["check", str(tmp_path / "iris.pkl"), "--allow-pickle"]) == 0
     (tmp_path / "inferd.yaml").write_text("models: {chat: {source: demo}}")
     assert main(["check", str(tmp_path / "inferd.yaml"), "--allow-code"]) != 0
-    assert "set it there" in capsys.readouterr().err
+    assert "set allow_code and allow_pickle for its models there" in capsys.readouterr().err
 
 
 def test_rows_that_may_depend_on_each_other_are_told_with_the_setting_that_claims_otherwise(

@@ -172,8 +172,8 @@ def test_a_remote_server_that_does_not_say_its_models_is_served_under_a_name(
 ) -> None:
     assert main(["serve", "openai:http://127.0.0.1:9/v1"]) == 2
     said = capsys.readouterr().err
-    assert "Which models http://127.0.0.1:9/v1 serves could not be asked" in said
-    assert "Say with --name" in said
+    assert "http://127.0.0.1:9/v1 did not list its models" in said
+    assert "Name the model with --name" in said
 
 
 @contextmanager
@@ -281,11 +281,14 @@ def test_a_line_that_looks_like_a_command_is_not_sent_to_the_model(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--method", "int4", "--bits", "8"], "--bits means nothing to the method int4"),
-        (["--method", "gptq", "--bits", "8", "--symmetric"], "--symmetric means nothing to the method gptq of 8 bits"),
-        (["--method", "gptq", "--tuning-tokens", "5"], "--tuning-tokens means nothing to the method gptq"),
-        (["--mixed"], "--mixed means nothing to the method int8"),
-        (["--samples", "3"], "--samples means nothing to the method int8"),
+        (["--method", "int4", "--bits", "8"], "--bits has no effect with the method int4"),
+        (
+            ["--method", "gptq", "--bits", "8", "--symmetric"],
+            "--symmetric has no effect with the method gptq of 8 bits",
+        ),
+        (["--method", "gptq", "--tuning-tokens", "5"], "--tuning-tokens has no effect with the method gptq"),
+        (["--mixed"], "--mixed has no effect with the method int8"),
+        (["--samples", "3"], "--samples has no effect with the method int8"),
     ],
 )
 def test_a_flag_that_a_method_of_quantisation_does_not_read_is_refused(
@@ -320,7 +323,7 @@ _READ = {
 def test_each_method_of_quantisation_takes_the_flags_that_it_reads(method: str, flag: str, tmp_path: Path) -> None:
     words = ["quantize", str(tmp_path / "none"), "--output", str(tmp_path / "small"), "--method", method]
     found = CliRunner().invoke(cli, [*words, *_FLAGS[flag]])
-    is_refused = f"{flag} means nothing to the method {method}" in found.output
+    is_refused = f"{flag} has no effect with the method {method}" in found.output
     assert is_refused == (flag not in _READ[method]), found.output
 
 

@@ -60,7 +60,7 @@ models:
         f"{place}.steps: a, b wait for each other; a pipeline has no cycles.",
         f"{place}.steps[3].inputs.input: 'nowhere.x' is neither an input of the pipeline nor a step; there are image,",
         f"{place}.steps[4].name: another step is called 'c'",
-        f"{place}.steps[4]: nothing reads what 'c' gives",
+        f"{place}.steps[4]: no step reads an output of 'c'",
         f"{place}.steps[5]: it needs either an op or a model, not both.",
         f"{place}.steps[6]: it needs either an op or a model.",
         f"{place}.steps[7].model: there is no model 'gone' in this file; there are private, chat, faces.",

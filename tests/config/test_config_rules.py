@@ -165,8 +165,12 @@ def test_a_fraction_of_the_servers_memory_becomes_bytes() -> None:
 @pytest.mark.parametrize(
     ("server", "model", "says"),
     [
-        ({}, {"memory_fraction": 0.5}, "0.5 of what? Set server.memory_bytes"),
-        ({"memory_bytes": "4GiB"}, {"memory_fraction": 0.5, "memory_bytes": "1GiB"}, "keep one of them"),
+        ({}, {"memory_fraction": 0.5}, "0.5 is a part of server.memory_bytes, which is not set; set it"),
+        (
+            {"memory_bytes": "4GiB"},
+            {"memory_fraction": 0.5, "memory_bytes": "1GiB"},
+            "memory_bytes is set as well; keep one of the two",
+        ),
         (
             {"memory_bytes": "4GiB"},
             {"memory_fraction": 0.6, "replicas": 2},

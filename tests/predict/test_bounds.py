@@ -304,7 +304,7 @@ def test_an_answer_of_a_free_size_that_json_is_too_large_for_is_not_written(dial
     request = PredictRequest(id="r-1", model="m", dialect=dialect, body=body)
     codec = codec_for(dialect)
     result = Result(outputs={"y": np.zeros((1, MAX_ANSWERED + 1), np.float32)})
-    with pytest.raises(InvalidRequest, match="at most 8388608 are told in JSON"):
+    with pytest.raises(InvalidRequest, match="at most 8388608 are sent in JSON"):
         codec.encode(request, codec.decode(request, TABLE), result, info(TABLE))
 
 

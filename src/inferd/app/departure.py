@@ -44,7 +44,9 @@ class Departure:
     def request(self, reason: str) -> None:
         """Leave in good order. Another request changes nothing."""
         if not self.leave.is_set():
-            _log.warning("%s: finishing what is in flight, then leaving (Ctrl-C again: at once)", reason)
+            _log.warning(
+                "%s: the server finishes the requests in flight and ends (Ctrl-C again ends it at once)", reason
+            )
         self.leave.set()
 
     def _on_signal(self, number: signal.Signals) -> None:

@@ -134,7 +134,7 @@ class Reloader:
         else:
             _log.info("%s was read again:%s", path, _listed(outcome.details) or " nothing changed")
             if problems:
-                _log.error("%s is in use, but these models are not what it says:%s", path, problems)
+                _log.error("%s is in use, but these models could not be changed to what it says:%s", path, problems)
         detail = "; ".join((*outcome.failed, *outcome.details))
         self._emit(ConfigReloaded(accepted=outcome.accepted, is_whole=outcome.is_whole, detail=detail))
 

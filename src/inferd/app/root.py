@@ -323,7 +323,7 @@ def _control_socket(config: Config, port: int) -> ControlSocket | None:
     try:
         return open_control_socket(data_folder(config.state), port)
     except NoControlSocketError as error:
-        _log.warning("no control socket, so inferd status and its like will not find this server: %s", error)
+        _log.warning("there is no control socket, so commands such as inferd status do not find this server: %s", error)
         return None
 
 

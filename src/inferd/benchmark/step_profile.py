@@ -70,7 +70,7 @@ async def read(target: Target) -> Reading:
     reading = parse(lines, target.model)
     if not reading.parts_s:
         raise Unavailable(
-            f"{target.url}/metrics tells nothing of the steps of {target.model!r}; --profile is for models that an "
+            f"{target.url}/metrics has no step times of {target.model!r}; --profile is for models that an "
             "inferd server computes itself."
         )
     return reading

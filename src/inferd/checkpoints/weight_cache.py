@@ -96,7 +96,7 @@ class WeightCache:
         except FileNotFoundError:
             pass
         except (ModelLoadError, OSError) as error:
-            _log.warning("Quantised weights that were kept cannot be used and are made again: %s", error)
+            _log.warning("Stored quantised weights cannot be used, so the weights are quantised again: %s", error)
             self._forget()
 
     def _forget(self) -> None:

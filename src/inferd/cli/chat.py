@@ -73,8 +73,8 @@ def command(
                 name = model or endpoint.default_model()
                 if not endpoint.converses(name):
                     raise InvalidRequest(
-                        f"{name} answers no conversations; ask it with inferd generate --model {name} TEXT, or with "
-                        f"inferd predict {name} where it makes predictions."
+                        f"{name} does not answer conversations; use inferd generate --model {name} TEXT, or "
+                        f"inferd predict {name} for a predictive model."
                     )
                 endpoint.refuse_unavailable(name)
                 title = f"{name}, {endpoint.name}"
@@ -90,7 +90,7 @@ def command(
                 llm = stack.enter_context(LLM(source))
             if not llm.info.has_chat_template:
                 raise InvalidRequest(
-                    f"{llm.info.name} has no chat template, so it goes on with a text and answers none: "
+                    f"{llm.info.name} has no chat template, so it cannot answer a conversation; use "
                     f"inferd generate --model {source} TEXT"
                 )
             title = f"{llm.info.name}, in this process"

@@ -96,9 +96,7 @@ def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickl
         name: True for name, is_given in (("allow_code", allow_code), ("allow_pickle", allow_pickle)) if is_given
     }
     if allowed and Path(file).suffix in _CONFIGURATIONS:
-        raise click.UsageError(
-            f"{file} says of each of its models what is allowed (allow_code, allow_pickle); set it there."
-        )
+        raise click.UsageError(f"{file} is a configuration file; set allow_code and allow_pickle for its models there.")
     report = examine(file, probe=probe, allowed=allowed)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())

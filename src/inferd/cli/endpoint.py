@@ -224,4 +224,4 @@ def _refused(endpoint: Endpoint, error: Exception) -> Unavailable:
 
 
 def _broke(endpoint: Endpoint, error: Exception) -> Unavailable:
-    return Unavailable(f"The connection to {endpoint.name} broke ({type(error).__name__}); is the server still there?")
+    return Unavailable(f"The connection to {endpoint.name} broke ({type(error).__name__}); check that the server runs.")

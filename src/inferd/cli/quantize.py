@@ -24,7 +24,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
         try:
             return float(text[:-1]) / 100 if text.endswith("%") else float(text)
         except ValueError:
-            self.fail(f"{text!r} is no part of one; write 0.02 or 2%.", param, ctx)
+            self.fail(f"{text!r} is not a fraction; write 0.02 or 2%.", param, ctx)
 
 
 @click.command("quantize")
@@ -167,7 +167,7 @@ def _refuse_unread(ctx: click.Context, method: str, bits: str) -> None:
         if is_unread and ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             what = f"{method} of {bits} bits" if method == "gptq" and is_wide else method
             raise click.UsageError(
-                f"--{name.replace('_', '-')} means nothing to the method {what}; leave it out, or choose another "
+                f"--{name.replace('_', '-')} has no effect with the method {what}; leave it out, or choose another "
                 "--method."
             )
 

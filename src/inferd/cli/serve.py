@@ -141,8 +141,7 @@ def _models_elsewhere(url: str) -> list[str]:
         listed = find_server(None, None, url, None).get(f"{urlsplit(url).path.rstrip('/')}/models", _Listed)
     except (InferdError, ValueError) as error:
         raise click.UsageError(
-            f"Which models {url} serves could not be asked: {getattr(error, 'message', error)} "
-            "Say with --name which of them is to be served."
+            f"{url} did not list its models: {getattr(error, 'message', error)} Name the model with --name."
         ) from None
     names = [model.id for model in listed.data if model.tasks is None or not _RELAYED.isdisjoint(model.tasks)]
     if not 0 < len(names) <= _MOST_ELSEWHERE:

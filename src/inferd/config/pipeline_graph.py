@@ -109,7 +109,7 @@ def connections(here: Place, pipeline: PipelineConfig, names: tuple[str, ...]) -
     if stuck:
         yield Problem((*here, "steps"), f"{', '.join(stuck)} wait for each other; a pipeline has no cycles.")
     if not pipeline.outputs:
-        yield Problem((*here, "outputs"), "missing; say what the pipeline answers: label: classify.label.")
+        yield Problem((*here, "outputs"), "missing; name the outputs of the pipeline, such as label: classify.label.")
         return
     reached: set[int] = set()
     read: set[str] = set()
@@ -126,7 +126,7 @@ def connections(here: Place, pipeline: PipelineConfig, names: tuple[str, ...]) -
     for place, step in enumerate(pipeline.steps):
         if place not in reached:
             yield Problem(
-                (*here, "steps", place), f"nothing reads what {names[place]!r} gives; use it or leave it out."
+                (*here, "steps", place), f"no step reads an output of {names[place]!r}; use it or leave it out."
             )
         refs = (resolve(text, pipeline.inputs, names) for text in step.inputs.values())
         read |= {ref.output for ref in refs if ref is not None and ref.step is None}

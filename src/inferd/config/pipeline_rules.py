@@ -85,7 +85,7 @@ def _model_of(
 ) -> Iterator[Problem]:
     assert step.model is not None
     if step.options:
-        yield Problem((*at, "options"), "they are an operation's; a model's options belong to the model.")
+        yield Problem((*at, "options"), "only operations have options in a step; set a model's options at the model.")
     if step.model in pipeline.models:
         return
     known = models.get(step.model)

@@ -53,7 +53,9 @@ def _server(config: Config) -> Iterator[Problem]:
     if config.server.grpc_port and config.server.grpc_port == config.server.port:
         yield Problem(("server", "grpc_port"), f"{config.server.port} is server.port already; choose another one.")
     if config.server.tls.key is not None and config.server.tls.certificate is None:
-        yield Problem(("server", "tls", "certificate"), "the key has no certificate; name its file, or no key.")
+        yield Problem(
+            ("server", "tls", "certificate"), "missing; name the certificate's file, or leave server.tls.key out."
+        )
     for index, origin in enumerate(config.server.cors_origins):
         if origin != "*" and not _is_origin(origin):
             yield Problem(
@@ -202,12 +204,11 @@ def _memory(config: Config) -> Iterator[Problem]:
             continue
         if whole is None:
             yield Problem(
-                ("models", name, "memory_fraction"), f"{model.memory_fraction:g} of what? Set server.memory_bytes."
+                ("models", name, "memory_fraction"),
+                f"{model.memory_fraction:g} is a part of server.memory_bytes, which is not set; set it.",
             )
         if model.memory_bytes is not None:
-            yield Problem(
-                ("models", name, "memory_fraction"), "it and memory_bytes say the same twice; keep one of them."
-            )
+            yield Problem(("models", name, "memory_fraction"), "memory_bytes is set as well; keep one of the two.")
     if whole is None:
         return
     fixed = 0

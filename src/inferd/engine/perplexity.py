@@ -79,7 +79,7 @@ def windows(
         )
     if len(ids) + len(leading) < 2:
         raise InvalidRequest(
-            f"The text has {len(ids)} tokens; one cannot be foretold from another. Give a longer text."
+            f"The text has {len(ids)} tokens, too few to predict one from another. Give a longer text."
         )
     cut: list[Window] = []
     begin = seen = 0

@@ -133,7 +133,7 @@ def check_answered(count: int) -> None:
     """Raises InvalidRequest when an answer has more values than one answer may have."""
     if count > MAX_ANSWERED:
         raise InvalidRequest(
-            f"The answer would hold {count} values; at most {MAX_ANSWERED} are told in JSON. Ask for fewer rows or "
+            f"The answer would hold {count} values; at most {MAX_ANSWERED} are sent in JSON. Ask for fewer rows or "
             "outputs, or for binary data.",
             param="outputs",
         )

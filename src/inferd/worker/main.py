@@ -171,7 +171,7 @@ class Worker:
         try:
             loop.run()
         except StepsFailedError as error:
-            _log.critical("%s The worker gives up, to be replaced.", error)
+            _log.critical("%s The worker ends, and another one replaces it.", error)
             return EXIT_STEPS_FAIL
         finally:
             outbox.close()

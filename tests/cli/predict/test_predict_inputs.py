@@ -113,7 +113,7 @@ def test_a_request_of_kserve_is_taken_as_it_is() -> None:
     body = {"inputs": [{"name": "pixels", "shape": [2, 4], "datatype": "FP32", "data": list(range(8))}]}
     assert made(json.dumps(body))["pixels"].shape == (2, 4)
     body["inputs"][0]["shape"] = [3, 4]
-    assert "do not have the shape [3, 4]" in refused(json.dumps(body))
+    assert "do not have their declared shape [3, 4]" in refused(json.dumps(body))
 
 
 def test_texts_of_a_request_of_kserve_are_texts() -> None:

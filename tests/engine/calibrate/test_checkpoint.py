@@ -183,7 +183,9 @@ def test_the_products_that_lose_most_get_more_bits_until_enough_is_kept(
     again = measure(str(tmp_path / "mixed"), text, context=64, progress=silent)
     plain = measure(str(tiny_model), text, context=64, progress=silent)
     assert abs(again.change(plain)) < 0.2
-    with pytest.raises(InvalidRequest, match="Mixed widths are of tuned and gptq in 4 bits"):
+    with pytest.raises(
+        InvalidRequest, match="--mixed needs the method gptq or tuned, 4 bits and --max-perplexity-change"
+    ):
         run(tiny_model, tmp_path / "other", text, method="int4", mixed=True, max_change=0.1)
 
 

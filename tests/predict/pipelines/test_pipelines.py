@@ -481,7 +481,7 @@ def test_what_no_step_reads_any_more_is_let_go(two: dict[str, Doubler]) -> None:
         ),
         (
             {"steps": [{"op": "softmax"}], "outputs": {"y": "softmax"}},
-            ["input x: its datatype and shape cannot be told from the steps that read it; write them"],
+            ["input x: the steps that read it do not determine its datatype and shape; declare them"],
         ),
     ],
 )

@@ -154,7 +154,7 @@ def test_an_option_of_a_wrong_value_is_refused_by_name(name: str, options: dict[
             "transform",
         ),
         ("image.resize", {"width": 2, "height": 2}, {"image": Spec("FP32", (-1, 4, 4, 3))}, "must be pixels"),
-        ("json", {"names": {"x": "y"}}, {"a": Spec("FP32", (-1,))}, "names speaks of 'x'"),
+        ("json", {"names": {"x": "y"}}, {"a": Spec("FP32", (-1,))}, "names has 'x', which is not one of its inputs"),
         ("threshold", {"labels": ["one"]}, {"input": Spec("FP32", (-1,))}, "labels are two"),
         ("tokenize", {"file": "x", "pad_to": 3}, {"text": Spec("BYTES", (-1,))}, "pad_to = 3 is below"),
         (

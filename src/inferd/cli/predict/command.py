@@ -279,4 +279,4 @@ def _decoded(body: bytes, shape: type[Shape]) -> Shape:
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.DecodeError as error:
-        raise Unavailable(f"The server answered with something else than a prediction ({error}).") from None
+        raise Unavailable(f"The server's answer is no prediction of KServe v2 ({error}); check the address.") from None

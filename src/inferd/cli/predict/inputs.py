@@ -184,7 +184,7 @@ def _cells(rows: list[list[str]], origin: str) -> Array:
     try:
         return np.array(rows, dtype=np.float64)
     except ValueError as error:
-        raise InvalidRequest(f"{origin} holds something else than numbers: {error}.") from None
+        raise InvalidRequest(f"{origin} holds values that are not numbers: {error}.") from None
 
 
 def _rows(columns: Mapping[str, object], origin: str) -> Array:
@@ -227,7 +227,7 @@ def _sent(one: Mapping[str, object], origin: str) -> object:
         return array if shape is None else array.reshape(shape)  # type: ignore[call-overload]
     except (ValueError, TypeError):
         raise InvalidRequest(
-            f"{origin}: the data of {one['name']!r} do not have the shape {shape} that stands beside them."
+            f"{origin}: the data of {one['name']!r} do not have their declared shape {shape}."
         ) from None
 
 

@@ -107,7 +107,9 @@ def _decoded(body: bytes, shape: type[Shape]) -> Shape:
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.DecodeError as error:
-        raise Unavailable(f"The server answered with something else than was asked for ({error}).") from None
+        raise Unavailable(
+            f"The server's answer has another form than expected ({error}); check the address and its version."
+        ) from None
 
 
 def _refusal(name: str, path: str, status: int, body: bytes) -> InferdError:

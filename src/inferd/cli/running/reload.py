@@ -32,7 +32,10 @@ def command(server: Server) -> int:
     for detail in report.details:
         click.echo(f"- {detail}")
     if report.failed:
-        fail("The file is in use, but not every model is what it says:\n  - " + "\n  - ".join(report.failed))
+        fail(
+            "The file is in use, but not every model could be changed to what it says:\n  - "
+            + "\n  - ".join(report.failed)
+        )
         return 1
     click.echo("Reloaded." if report.details else "Reloaded; nothing changed.")
     return 0

@@ -103,7 +103,8 @@ def quantise(folder: Path, output: Path, wish: Wish, *, data: Path | None, sourc
     before = None if texts is None else _measured(folder, texts, context, progress, "before")
     if wish.mixed and (not wish.calibrates or form.bits != 4 or wish.max_change is None):
         raise InvalidRequest(
-            "Mixed widths are of tuned and gptq in 4 bits, as far as --max-perplexity-change asks for.", param="mixed"
+            "--mixed needs the method gptq or tuned, 4 bits and --max-perplexity-change. Give these, or leave it out.",
+            param="mixed",
         )
     making = output.with_name(output.name + ".unfinished")
     shutil.rmtree(making, ignore_errors=True)

@@ -88,7 +88,7 @@ def load_draft(
     if decoder.config.vocab_size < num_tokens:
         raise ModelLoadError(
             f"The draft model's {folder / 'config.json'} has vocab_size = {decoder.config.vocab_size}, "
-            "but the model says "
+            "but the model has "
             f"{num_tokens} different tokens. Set speculation.draft to a smaller model made with the same tokenizer.",
             param="speculation.draft",
         )
@@ -104,7 +104,7 @@ def _check_tokens(target: Path, draft: Path) -> None:
         return
     if not one.exists() or _vocabulary(one) != _vocabulary(other):
         raise ModelLoadError(
-            f"The draft model's {other} has other tokens than {one}: what it guesses would mean something else. "
+            f"The draft model's {other} has other tokens than {one}, so its guesses would be wrong. "
             "Set speculation.draft to a smaller model of the same family, made with the same tokenizer.",
             param="speculation.draft",
         )

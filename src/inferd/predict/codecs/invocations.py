@@ -133,7 +133,7 @@ def _ordered(names: list[str], rows: list[list[Any]], labels: tuple[str, ...], p
         missing = sorted(set(labels) - set(names))
         extra = sorted(set(names) - set(labels))
         raise InvalidRequest(
-            f"{param} has not the model's columns: "
+            f"{param} does not have the model's columns: "
             + "; ".join(
                 f"{word} {', '.join(shown(name) for name in some[:8])}"
                 for word, some in (("missing are", missing), ("unknown are", extra))

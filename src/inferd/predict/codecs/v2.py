@@ -357,8 +357,8 @@ def classes_of(array: Array, datatype: str, spec: TensorSpec | None, num_classes
     """The best ``num_classes`` places of each row as "value:index" or "value:index:label", best first."""
     if datatype in ("BYTES", "BF16"):
         raise InvalidRequest(
-            f"The output {spec.name if spec else ''!r} is {datatype}, which cannot be told as classes; leave out the "
-            "parameter classification.",
+            f"The output {spec.name if spec else ''!r} is {datatype}, which cannot be returned as classes; leave out "
+            "the parameter classification.",
             param="outputs",
         )
     rows = array.reshape(array.shape[0], -1) if batched and array.ndim > 1 else array.reshape(1, -1)

@@ -127,7 +127,7 @@ def _pooling(path: Path) -> tuple[Pooling, ...]:
     else:
         requested = {mode for flag, mode in _FLAGS.items() if settings.get(flag) is True}
     if not requested:
-        raise ModelLoadError(f"{path} turns no way of pooling on; supported are {', '.join(_FLAGS)}.")
+        raise ModelLoadError(f"{path} enables no mode of pooling; supported are {', '.join(_FLAGS)}.")
     return tuple(mode for mode in POOLINGS if mode in requested)
 
 

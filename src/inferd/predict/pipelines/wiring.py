@@ -285,7 +285,7 @@ def describe(pipeline: PipelineConfig, wiring: Wiring, parts: Sequence[Part], pr
             declared = wanted or declared
         if declared is None:
             problems.append(
-                f"input {name}: its datatype and shape cannot be told from the steps that read it; write them, such as "
+                f"input {name}: the steps that read it do not determine its datatype and shape; declare them, such as "
                 f"{name}: FP32 [-1, 30]"
             )
             continue

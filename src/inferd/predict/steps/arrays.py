@@ -249,7 +249,7 @@ class Either(Operation, frozen=True, kw_only=True):
             return {"output": next(iter(inputs.values()))}
         got = " and ".join(map(repr, inputs)) or "none of them"
         raise InvalidRequest(
-            f"The request must bring one of the inputs that stand for each other; got {got}.", param="inputs"
+            f"The request must have exactly one of the alternative inputs of a step; got {got}.", param="inputs"
         )
 
 

@@ -32,7 +32,7 @@ class Json(Operation, frozen=True, kw_only=True):
     def describe(self, inputs: Mapping[str, Spec]) -> Mapping[str, Spec]:
         for name in self.names:
             if name not in inputs:
-                raise ValueError(f"names speaks of {name!r}, but its inputs are {', '.join(inputs)}")
+                raise ValueError(f"names has {name!r}, which is not one of its inputs: {', '.join(inputs)}")
         members = {name: spec for name, spec in inputs.items() if not (self.records and name == "count")}
         if not members:
             raise ValueError("it has no inputs to write")

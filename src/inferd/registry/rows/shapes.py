@@ -103,7 +103,7 @@ def _guessed(dims: Sequence[Size], others: Sequence[Size], symbols: Symbols) -> 
         return exact
     if known.rows == total.rows:  # so it does not depend on the number of rows
         return symbols.size()
-    raise UnknownRuleError("reshapes to sizes that nothing is known of")
+    raise UnknownRuleError("reshapes to unknown sizes")
 
 
 def _reshaped_rows(value: Rows, wanted: Sequence[Size]) -> Value:
