@@ -110,8 +110,8 @@ class Gateway:
         ResponseWriter(call, exchange, self).refuse(error)
 
     def _learn(self, exchange: Exchange) -> None:
-        """If the next infer request with this head may take the direct path, remember it. What the general path
-        checks of a head is checked here, once."""
+        """Cache the head if the next infer request with it may take the direct path. The checks of the general path
+        are made here, once for each head."""
         call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
         match = self._table.find(call.path)
         if match is None or call.method != "POST" or not match.pattern.endswith("/infer") or b"?" in exchange.target:
@@ -130,10 +130,10 @@ class Gateway:
                 return  # its answers may be there already
             self._head_cache.add(exchange, call, CachedInferHead(exchange, call, served))
         except InferdError:
-            return  # the general path says so
+            return  # the general path reports the error
 
     def express(self, client: Connection, data: bytes) -> bool:
-        """Likewise what has just been read, if it is a whole request that begins like one before (``HeadCache``)."""
+        """Serve what has just been read, if it is a complete request with a cached head (``HeadCache``)."""
         return self._head_cache.serve(client, data)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

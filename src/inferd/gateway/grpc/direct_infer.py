@@ -1,7 +1,7 @@
-"""The direct path of ModelInfer, for a usual request to a worker that has room for it (``inferd.router.direct_prediction``).
+"""The direct path of ModelInfer, for requests to a worker with room (``inferd.router.direct_prediction``).
 
-Whatever is not as usual is left to the general path, before anything has happened, or is turned into what the ordinary
-way would have made of it.
+A request that needs more is left to the general path before it has any effect, or is converted into the objects of the
+general path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REQUEST_ID: Final = b"\x00\x0cx-request-id\x18"  # and its 24 bytes: a header a
 
 
 class RpcPrediction(DirectPrediction):
-    """A prediction on the direct path, and who waits for it."""
+    """A prediction on the direct path, and the gRPC call that waits for it."""
 
     __slots__ = ("method", "model", "num_bytes", "permit", "principal", "rpc", "started_at", "unique")
 
@@ -74,18 +74,18 @@ class RpcPrediction(DirectPrediction):
         )
 
     def flush(self) -> None:
-        """The connection gathers what is written in one turn of the loop."""
+        """No effect: the connection writes the answers of one turn of the event loop together."""
 
     def converted(self, stream: Stream) -> None:
         self.method.go_on(self, stream)
 
     def cancel(self) -> None:
-        """The client is gone: so is the request; its end says what it cost."""
+        """The client has cancelled: the general path cancels the request and settles its cost."""
         self.convert()
 
 
 class DirectInfer:
-    """Takes what it can; the rest is the general path's."""
+    """The method ModelInfer: requests are sent on the direct path where possible, else on the general path."""
 
     name: Final = METHOD
     scope: Final = "infer"
@@ -114,7 +114,7 @@ class DirectInfer:
         self.calls.start_compressed(self, rpc, body)
 
     def _send(self, rpc: UnaryRpc, body: bytes, envelope: Envelope) -> bool:
-        """Send it; False: it is the general path's, and nothing has happened."""
+        """Send a request on the direct path; False: the general path has to serve it, and there was no effect."""
         head = rpc.head
         if not head.is_usual:
             return False
@@ -164,7 +164,7 @@ class DirectInfer:
     # -- the general path -------------------------------------------------------------------
 
     def go_on(self, pending: RpcPrediction, stream: Stream) -> None:
-        """The worker failed, or answers in parts, or the client has left: ``stream`` says what happens."""
+        """Continue on the general path: the worker failed or answers in parts, or the client has cancelled."""
         rpc = pending.rpc
         call = self._as_call(pending)
         call.streams.append(stream)

@@ -1,5 +1,5 @@
-"""Requests whose head was seen before, for replicas that have room: one object for each.
+"""The direct path of HTTP requests with a cached head, for replicas with room: one object per request.
 
-Knows heads by their bytes. Everything unusual is left to the ordinary path, or turned into it.
+Heads are cached by their bytes. Requests that need more are left to the general path, or converted to it.
 Read first: ``heads.py``.
 """

@@ -1,11 +1,10 @@
-"""The direct path through the gateway, for requests that begin like one before.
+"""The cache of request heads, and the client's side of requests on the direct path.
 
-A client that keeps its connection writes the same head again and again, and what follows from a head alone (the
-path, whose key it names, that nothing about it is special) is found once, by the general path, and remembered under its
-bytes. Of a request with a familiar head only the body is looked at; where everything is as usual it goes straight
-to where it is computed and its answer straight back (``inferd.router.direct_relay`` and ``errand``). Whatever is not as
-usual is left to the general path, before anything has happened, or is turned into what the general path would have
-made of it.
+A client that keeps its connection sends the same head with every request. The general path checks a head once: its
+route, its key, and that no header needs special handling. The result is cached under the bytes of the head. Of a
+request with a cached head only the body is read, and the request is sent to a replica without a queue
+(``inferd.router.direct_relay`` and ``direct_prediction``). A request that needs more is left to the general path before
+it has any effect, or is converted into the objects of the general path.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from inferd.router.stream import Stream
 
 MAX_HEADS: Final = 1024
-"""Heads that are remembered."""
+"""Heads in one cache."""
 
 CLOSE_LINE: Final = b"connection: close\r\n"
 
@@ -46,7 +45,7 @@ _CACHEABLE_PREFIX: Final = b"x-stainless-"  # OpenAI's clients describe themselv
 
 
 class CachedHead(ABC):
-    """What a head stands for that the general path has read and found usual."""
+    """The result of the general path for a head. A subclass serves the requests of one kind of route."""
 
     __slots__ = ("headers", "route", "sdk_timeout_s", "target", "token")
 
@@ -59,11 +58,11 @@ class CachedHead(ABC):
 
     @abstractmethod
     def serve(self, head_cache: HeadCache, client: Connection, body: bytes) -> bool:
-        """Serve a request with this head; False: it is the general path's, and nothing has happened."""
+        """Serve a request with this head; False: the general path has to serve it, and there was no effect."""
 
 
 class HeadCache:
-    """Takes what it can. Made anew with each configuration."""
+    """The cached heads, and the requests that begin with one of them. Made anew with each configuration."""
 
     __slots__ = ("_heads", "_max_body_bytes", "_principal", "context", "handler", "relayed_models")
 
@@ -78,7 +77,7 @@ class HeadCache:
         )
 
     def may_add(self, exchange: Exchange) -> bool:
-        """Whether the head came in one piece, is usual, and is not remembered yet."""
+        """Whether a head can be cached: it arrived in one piece, has only common headers, and is not cached yet."""
         head = exchange.raw_head
         if not head or pattern_of(head, len(head))[0] in self._heads:
             return False
@@ -89,9 +88,9 @@ class HeadCache:
         return exchange.keep_alive and len(set(names)) == len(names) and is_exact(head)
 
     def add(self, exchange: Exchange, call: Call, cached_head: CachedHead) -> None:
-        """Remember a head that ``may_add`` allows, of a request that the general path has admitted."""
+        """Cache a head that ``may_add`` allows, of a request that the general path has admitted."""
         if call.common_headers:
-            return  # a page's request: what it is told depends on its origin
+            return  # a request of a web page: the answer's headers depend on its origin
         if len(self._heads) >= MAX_HEADS:
             self._heads.clear()
         if self._principal is None:
@@ -100,7 +99,10 @@ class HeadCache:
         self._heads[pattern] = cached_head
 
     def serve(self, client: Connection, data: bytes) -> bool:
-        """Serve what was read from a client with nothing under way; False: it is the general path's."""
+        """Serve a request that was read from an idle connection; False: the general path has to serve it.
+
+        ``data`` is everything that was read. Only a complete request, and nothing behind it, is served.
+        """
         end = data.find(b"\r\n\r\n")
         pattern, digits = pattern_of(data, end)
         cached_head = self._heads.get(pattern)
@@ -112,7 +114,10 @@ class HeadCache:
         return cached_head.serve(self, client, data[end + 4 :])
 
     def principal_of(self, cached_head: CachedHead) -> Principal | None:
-        """The principal of a request, if nothing about it is special. The body is read after the principal is cached_head."""
+        """The principal of a request; None: the general path has to check the key, the scope or the region.
+
+        The caller reads the body after this, so that a request without a valid key costs no decoding.
+        """
         principal = self._principal
         if principal is None:
             try:
@@ -125,9 +130,9 @@ class HeadCache:
 
 
 class DirectExchange(ABC):
-    """The client's side of a request on the direct path: in an object's slots, which its class names."""
+    """The client's side of a request on the direct path. The class of the object declares the slots."""
 
-    if not TYPE_CHECKING:  # a checker would have the names here
+    if not TYPE_CHECKING:  # type checkers want the attributes below in the slots
         __slots__ = ()
 
     is_body_complete = True
@@ -173,19 +178,19 @@ class DirectExchange(ABC):
         self.response_bytes = 0
 
     def quota_lines(self) -> bytes:
-        """The lines that tell what is left of the quotas."""
+        """The header lines with the rest of the quotas; empty where the request has none."""
         assert self.permit is not None, "it was admitted"
         headers = self.permit.headers()
         return b"".join([b"%b: %b\r\n" % header for header in headers]) if headers else b""
 
     def finish(self, model: str, end: End, *, is_stream: bool = False) -> None:
-        """All is said and well: on to the client's next request, settle and tell."""
+        """The answer was written: free the connection for the next request, settle the quotas and emit the event."""
         self.is_started = True
         self.client.exchange_over(self)
         self.settle(model, end, is_stream=is_stream)
 
     def settle(self, model: str, end: End, *, is_stream: bool = False) -> None:
-        """It is answered: what that cost, and that it was so."""
+        """Settle the quotas of an answered request and emit its ``HttpServed``."""
         permit = self.permit
         assert permit is not None, "it was admitted"
         permit.settle(end.usage, "done")
@@ -212,12 +217,12 @@ class DirectExchange(ABC):
     # -- the general path -------------------------------------------------------------------
 
     def refuse(self, error: InferdError, model: str) -> None:
-        """It is not even sent."""
+        """Answer with an error, before the request is sent to a replica."""
         exchange, call = self.as_call(model)
         ResponseWriter(call, exchange, self.head_cache.handler).refuse(error)
 
     def attach_stream(self, stream: Stream, model: str, *, is_stream: bool = False) -> None:
-        """From now on ``stream`` says what happens."""
+        """Continue on the general path: the rest of the answer comes from ``stream``."""
         exchange, call = self.as_call(model)
         call.stream = is_stream
         writer = ResponseWriter(call, exchange, self.head_cache.handler)
@@ -237,6 +242,7 @@ class DirectExchange(ABC):
             stream.pause()
 
     def as_call(self, model: str) -> tuple[Exchange, Call]:
+        """The exchange and the call with which the general path would serve this request."""
         cached_head, client = self.cached_head, self.client
         exchange = Exchange(client, "POST", cached_head.target, cached_head.headers, "1.1", keep_alive=self.keep_alive)
         exchange.end_body()

@@ -1,4 +1,4 @@
-"""The direct path of KServe v2's infer requests for models that run here (``express``)."""
+"""The direct path of KServe v2's infer requests for local models (``inferd.router.direct_prediction``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CachedInferHead(CachedHead):
-    """The head of a request for ``/v2/models/{model}/infer``."""
+    """The cached head of requests for ``/v2/models/{model}/infer``."""
 
     __slots__ = ("encoding", "header_bytes", "model", "version")
 
@@ -44,7 +44,7 @@ class CachedInferHead(CachedHead):
         try:
             fields = read_infer(body, self.header_bytes, self.version)
         except InferdError:
-            return False  # the general path says it in the client's words
+            return False  # the general path reports the error
         if fields.sequence or fields.priority is not None or fields.timeout is not None:
             return False
         priority = max(principal.default_priority, principal.priority)
@@ -83,7 +83,7 @@ class CachedInferHead(CachedHead):
 
 
 class InferExchange(DirectPrediction, DirectExchange):
-    """An infer request with a familiar head, and its client."""
+    """An infer request with a cached head, and its client."""
 
     __slots__ = (
         "answer",
@@ -118,12 +118,12 @@ class InferExchange(DirectPrediction, DirectExchange):
     # -- the connection's side --------------------------------------------------------------
 
     def disconnected(self) -> None:
-        """The client is gone: the general path sees to what that means."""
+        """The client has disconnected: the general path cancels the request."""
         self.is_disconnected = True
         self.convert()
 
     def writable_changed(self, is_writable: bool) -> None:
-        """An answer of one piece waits for no room."""
+        """No effect: the answer is written in one piece, however slowly the client reads."""
 
     # -- the answer -------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The direct path of chat and text completions for models behind remote servers (``express``)."""
+"""The direct path of chat and text completions for models behind remote servers (``inferd.router.direct_relay``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EVENTS_LINES: Final = b"".join([b"%b: %b\r\n" % header for header in EVENTS_HEA
 
 
 class CachedRelayHead(CachedHead):
-    """The head of a request for chat or text completions."""
+    """The cached head of requests for chat or text completions."""
 
     __slots__ = ("decode", "path")
 
@@ -65,10 +65,10 @@ class CachedRelayHead(CachedHead):
             return False
         exchange = RelayExchange(head_cache, client, self, body, fields, principal, now)
         try:
-            out = exchange.written(slot.template, asks_nothing=fields.stream_options is msgspec.UNSET)
+            out = exchange.remote_body(slot.template, has_options=fields.stream_options is not msgspec.UNSET)
         except (ValueError, RecursionError):
             slot.release()
-            return False  # the general path has the words for it
+            return False  # the general path reports the error
         try:
             exchange.permit = head_cache.context.door.admit(
                 principal,
@@ -88,7 +88,7 @@ class CachedRelayHead(CachedHead):
 
 
 class RelayExchange(DirectRelay, DirectExchange):
-    """A relayed request with a familiar head, and its client."""
+    """A relayed request with a cached head, and its client."""
 
     __slots__ = (
         "_max_tokens",
@@ -126,13 +126,13 @@ class RelayExchange(DirectRelay, DirectExchange):
         principal: Principal,
         now: float,
     ) -> None:
-        assert fields.model is not None, "a familiar request names its model"
+        assert fields.model is not None, "a request on the direct path names its model"
         self.begin(head_cache, client, cached_head, body, principal, now)
         self.id = "relay-" + self.unique
         self.model = fields.model
         self.tenant = principal.tenant
         self.priority = max(principal.default_priority, principal.priority)
-        self.max_tokens = None  # what the event tells of relays
+        self.max_tokens = None  # RequestEnded has no limit of tokens for relayed requests
         self._max_tokens = fields.max_answer_tokens
         self.is_stream = fields.stream is True
         self.drops_usage = self.is_stream and not fields.wants_usage
@@ -140,22 +140,25 @@ class RelayExchange(DirectRelay, DirectExchange):
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds from its arrival."""
+        """The deadline in seconds after the arrival."""
         return self._waits[0]
 
-    def written(self, template: RequestTemplate, *, asks_nothing: bool) -> bytes:
-        """The body for the other server. ``asks_nothing``: it has no stream_options. Raises ValueError, RecursionError."""
+    def remote_body(self, template: RequestTemplate, *, has_options: bool) -> bytes:
+        """The body for the remote server. ``has_options``: whether the client's body has the field stream_options.
+
+        Raises ValueError, RecursionError.
+        """
         if template.model == self.model:
             if not self.drops_usage:
                 return self.body
-            if asks_nothing and self.body.endswith(b"}"):
+            if not has_options and self.body.endswith(b"}"):
                 return self.body[:-1] + _ASK_USAGE
         return template.body(self.to_request()[1])
 
     # -- the connection's side --------------------------------------------------------------
 
     def disconnected(self) -> None:
-        """The client is gone: the general path sees to what that means."""
+        """The client has disconnected: the general path cancels the request."""
         self.is_disconnected = True
         self.convert()
 

@@ -1,5 +1,5 @@
-"""Which replica gets a request: placement, health and affinity.
+"""The choice of the replica for a request: placement, circuit breakers, ejection of slow replicas, and affinity.
 
-Knows loads, latencies and prefixes of prompts. Does not know processes or connections.
+Knows the load and the latency of replicas and the prefixes of prompts. Does not know processes or connections.
 Read first: ``placement.py``.
 """

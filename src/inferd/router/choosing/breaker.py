@@ -1,7 +1,7 @@
 """The circuit breaker of a replica. Pure: time is an argument.
 
-The circuit breaker of Nygard's "Release It!", with a limit: two changes of ``state`` are at least ``cooldown_s`` seconds
-apart, so that a flapping replica cannot make the router flap.
+The circuit breaker of Nygard's "Release It!", with a limit: two changes of ``state`` are at least ``cooldown_s``
+seconds apart, so that a flapping replica cannot make the router flap.
 
 - closed: all requests pass. ``failures`` failures within ``window_s`` open the breaker.
 - open: no request passes for ``cooldown_s``, then up to ``probes`` requests at a time (probes). A failed probe blocks

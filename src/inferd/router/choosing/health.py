@@ -1,4 +1,4 @@
-"""The health of a model's replicas: their circuit breakers, and the ejection of replicas that are slower than the others.
+"""The health of a model's replicas: their circuit breakers, and the ejection of slow replicas.
 
 Reports the outcomes of requests to ``breaker`` and ``outlier``, which hold the arithmetic. The fleet decides which
 replicas get requests.

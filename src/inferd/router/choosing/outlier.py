@@ -1,16 +1,16 @@
-"""Replicas that are healthy but slow are set aside. Pure: time is an argument.
+"""The ejection of replicas that are healthy but slow. Pure: time is an argument.
 
-As Envoy's outlier detection, for latency: a replica whose typical latency is more than ``eject_factor``
-times the median of its peers' is ejected, for ``eject_s`` at first and twice as long each time it is ejected
-again soon. At most half of the replicas are ejected at the same time. One that comes back starts without
-a history, so it is judged by how it is now.
+This is Envoy's outlier detection, for latency. A replica is ejected when its typical latency is more than
+``eject_factor`` times the median of the others. The ejection lasts ``eject_s`` seconds at first, and twice as long each
+time the replica is ejected again soon. At most half of the replicas are ejected at the same time. A replica that is
+readmitted starts without history.
 
-A typical latency is the geometric mean (one long answer does not make a replica slow) of samples whose
-weight halves every ``HALF_LIFE_S``; no replica is judged, or is a standard for others, by fewer than
-``MIN_SAMPLES`` of them. Latencies must be comparable among requests: time to the first token, or per token.
+The typical latency is the geometric mean of samples whose weight halves every ``HALF_LIFE_S``, so that one long answer
+does not make a replica slow. With fewer than ``MIN_SAMPLES`` samples a replica is neither judged nor compared with.
+Latencies must be comparable among requests: time to the first token, or time per token.
 
 A request that was given up before its first token is a censored sample: the replica would have taken at least so long.
-Such a sample counts where the bound alone is slow beside the replica's peers. A shorter one says nothing.
+Such a sample counts where its duration alone is slow compared with the other replicas. A shorter one is ignored.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from inferd.config import RoutingConfig
 
 HALF_LIFE_S: Final = 15.0
 MIN_SAMPLES: Final = 5.0
-MIN_EXCESS_S: Final = (
-    0.05  # a difference below this is noise, whatever the factor: copies on one machine share its cores
-)
+MIN_EXCESS_S: Final = 0.05
+"""Smaller differences in seconds are noise, whatever the factor: replicas on one machine share its cores."""
+
 _MAX_DOUBLINGS: Final = 5
 
 
@@ -39,12 +39,12 @@ class Outliers:
         self._history: dict[int, _History] = {}
 
     def note(self, replica: int, seconds: float, now: float) -> None:
-        """A request took the replica so long."""
+        """Add a latency of a replica, in seconds; eject the replica if it is slow."""
         history = self._history.get(replica)
         if history is None:
             history = self._history[replica] = _History(now)
         if history.is_ejected(now):
-            return  # begun before it was set aside
+            return  # the request began before the ejection
         history.add(seconds, now)
         if self._config.eject_factor > 0 and self._is_slow(replica, now):
             num_ejected = sum(other.is_ejected(now) for other in self._history.values())
@@ -52,23 +52,23 @@ class Outliers:
                 history.eject(self._config.eject_s, now)
 
     def note_at_least(self, replica: int, seconds: float, now: float) -> None:
-        """A request waited so long for the replica, and was given up."""
+        """Add a censored latency: a request was given up ``seconds`` after its dispatch."""
         if self._config.eject_factor > 0 and self._exceeds(replica, seconds, now):
             self.note(replica, seconds, now)
 
     def ejected(self, now: float) -> frozenset[int]:
-        """Who gets no requests for now. Where nobody else can take one, they should: slow is better than no."""
+        """The indexes of the ejected replicas. They should still get requests that no other replica can take."""
         return frozenset(replica for replica, history in self._history.items() if history.is_ejected(now))
 
     def next_return(self, now: float) -> float:
-        """When the first of those that are ejected comes back; infinite where there is none."""
+        """When the first ejection ends; infinite where no replica is ejected."""
         return min((h.ejected_until for h in self._history.values() if h.is_ejected(now)), default=math.inf)
 
     def forget(self, replica: int) -> None:
-        """The replica is gone, or is another one now."""
+        """Forget a replica that is gone or was replaced."""
         if self._history.pop(replica, None) is None:
             return
-        # Fewer replicas allow fewer to be set aside: those who were first come back first.
+        # Fewer replicas allow fewer ejections: those that would end first are ended now.
         ejected = sorted(
             (history for history in self._history.values() if history.ejected_until > -math.inf),
             key=lambda history: history.ejected_until,
@@ -82,7 +82,7 @@ class Outliers:
         return own is not None and self._exceeds(replica, own, now)
 
     def _exceeds(self, replica: int, seconds: float, now: float) -> bool:
-        """Whether this is slow beside the replica's peers; those that are set aside have no samples."""
+        """Whether a latency is slow compared with the other replicas; ejected ones have no samples."""
         peers = [
             typical
             for index, history in self._history.items()
@@ -111,7 +111,7 @@ class _History:
         self._sum += math.log(max(seconds, 1e-6))
 
     def typical(self, now: float) -> float | None:
-        """None: too few samples to say."""
+        """The geometric mean in seconds; None: there are too few samples."""
         self._decay(now)
         return math.exp(self._sum / self._count) if self._count >= MIN_SAMPLES else None
 

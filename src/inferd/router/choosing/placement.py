@@ -1,7 +1,7 @@
-"""Which of a model's replicas a request goes to: who can take it, and who of those is best.
+"""The placement of a request: which replicas can take it, and which of these gets it.
 
-Knows where sequences sit and which prefixes were sent where. The choice among equals is ``policy``'s; who may get requests at
-all, the fleet's.
+Knows which replica holds the state of a sequence, and which replicas received which prompt prefixes. ``policy`` makes
+the choice among the able replicas. The fleet decides which replicas may get requests at all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ MAX_PREFIXES = 20_000
 
 
 class Placement:
-    """``config`` is the model's of now; ``abandoned`` are requests on which a replica works in vain."""
+    """The placement of one model's requests.
+
+    ``config`` is the current configuration of the model. ``abandoned`` has the ids of requests of which a replica still
+    computes an earlier attempt (``Retries.abandoned``).
+    """
 
     __slots__ = ("_abandoned", "_fleet", "_prefixes", "_random", "config", "sequence_replicas")
 
@@ -34,7 +38,7 @@ class Placement:
         self.sequence_replicas = SequenceReplicas()
 
     def able(self, ticket: Ticket, available: Iterable[Member]) -> list[Member]:
-        """Those of the available that can take it."""
+        """The replicas of ``available`` that can take the request; those of last resort only where no other can."""
         request_id, region = ticket.request.id, ticket.request.region
         able = [
             m
@@ -46,26 +50,28 @@ class Placement:
         holder = self.sequence_replicas.replica_of(ticket.request)
         if holder is not None and any(member.replica is holder for member in self._fleet.members):
             able = [member for member in able if member.replica is holder]
-        if request_id in self._abandoned:  # the one that still works on an earlier try cannot tell them apart
+        if request_id in self._abandoned:  # a replica that still computes an earlier attempt has the id in use
             able = [member for member in able if member.replica.ticket(request_id) is None]
         if len(able) > 1:
             return [member for member in able if not member.is_last_resort] or able
         return able
 
     def choose(self, ticket: Ticket, able: Sequence[Member], now: float) -> Member:
-        """``able`` is not empty."""
+        """The replica for a request; ``able`` has those that can take it, at least one."""
         request = ticket.request
         text = text_of(request, ticket.relay) if self.uses_prefixes else b""
         return self._preferred(able, now, request.tenant, text, request.session)
 
     def choose_relayed(self, tenant: str, body: bytes, able: Sequence[Member], now: float) -> Member:
-        """Likewise for a request that has no ticket, and is all in its body."""
+        """The replica for a relayed request without a ticket: its tenant and its body decide."""
         return self._preferred(able, now, tenant, relayed_text(body) if self.uses_prefixes else b"")
 
     @property
     def uses_prefixes(self) -> bool:
-        """Whether it makes a difference which replica has seen a prompt: there are several, and they keep prefixes. Of
-        remote servers that is taken for granted."""
+        """Whether requests prefer the replica that has probably cached their prompt.
+
+        That needs several replicas with a prefix cache. Remote servers are assumed to have one.
+        """
         config = self.config
         if self._fleet.num_members < 2 or not config.routing.prefix_affinity:
             return False
@@ -82,6 +88,7 @@ class Placement:
     def pick(
         self, able: Sequence[Member], now: float, *, prefer: Mapping[int, int] | None = None, session: str = ""
     ) -> Member:
+        """The replica by the policy (``policy.choose``), without a look at prompts."""
         routing = self.config.routing
         chosen = choose(
             able,
@@ -93,9 +100,9 @@ class Placement:
             ready_since=self._fleet.health.ready_since,
             slow_start_s=routing.slow_start_s,
         )
-        assert chosen is not None, "those that can take it cannot"
+        assert chosen is not None, "every able replica can take a request"
         return chosen
 
     def forget(self, index: int) -> None:
-        """The replica with this index is another one now: its cache is empty."""
+        """Note that the replica's prefix cache is empty: it was restarted or replaced."""
         self._prefixes.forget(index)

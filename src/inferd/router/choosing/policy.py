@@ -1,17 +1,18 @@
-"""Which replica takes the next request. Pure: the time and the dice are arguments.
+"""The policy that chooses the replica for a request. Pure: time and the random generator are arguments.
 
-Whom a request must not go to at all (a breaker, an ejection, an earlier failure) is the caller's to leave
-out. Among the others, in this order:
+The caller leaves out replicas that must not get the request (an open breaker, an ejection, an earlier failure). Among
+the others the choice is made in this order:
 
-- a replica of the request's region, where it names one; a fallback only while no other can take it;
-- the session's replica: weighted rendezvous hashing (Thaler, Ravishankar 1998; weights by Schindelhauer,
-  Schomaker 2005) among those that can take, so a replica that comes or goes moves its own sessions alone;
-- the replica that has seen most of the prompt, while it has at most ``slack`` times its share of the
+- a replica of the request's region, where it names one; a fallback only while no other replica can take it;
+- the session's replica: weighted rendezvous hashing (Thaler, Ravishankar 1998; weights by Schindelhauer, Schomaker
+  2005) among the replicas that can take it, so that a replica that comes or goes moves only its own sessions;
+- the replica that has received the most of the prompt, while it has at most ``slack`` times its share of the
   outstanding work, plus one;
-- the less loaded of two drawn at random by weight (Mitzenmacher 2001, "The power of two choices"): nearly
-  as even as asking all, and no herd runs to the one that looks idle. Load is outstanding work by weight.
+- the less loaded of two drawn at random by weight (Mitzenmacher 2001, "The power of two choices"). This is nearly as
+  even as comparing all, and avoids that all requests go to the replica that looks idle. Load is outstanding work
+  divided by weight.
 
-A replica that became ready a moment ago counts with part of its weight (slow start, as Envoy's).
+A replica that became ready a short time ago counts with a part of its weight (slow start, as Envoy's).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NONE: Final[Mapping[int, float]] = {}
 
 
 class Candidate(Protocol):
-    """A replica as the choice sees it."""
+    """The properties of a replica that the policy uses."""
 
     @property
     def index(self) -> int: ...
@@ -35,12 +36,12 @@ class Candidate(Protocol):
     def can_take(self) -> bool: ...
     @property
     def outstanding(self) -> int:
-        """Sequences it has been given and has not finished."""
+        """Sequences dispatched to the replica and not finished."""
         ...
 
     @property
     def weight(self) -> float:
-        """Its share of the work relative to the others'; above 0."""
+        """The share of the work relative to other replicas; above 0."""
         ...
 
     @property
@@ -64,10 +65,10 @@ def choose(
     ready_since: Mapping[int, float] = _NONE,
     slow_start_s: float = 0.0,
 ) -> C | None:
-    """The replica that takes the next request; None: nobody can.
+    """The replica for the next request; None: no replica can take it.
 
-    ``prefer``: bytes of the prompt that each replica, by index, has seen. ``ready_since``: when each became
-    ready; one that is missing has its full weight.
+    ``prefer``: the bytes of the prompt that each replica, by index, has received. ``ready_since``: when each replica
+    became ready; a missing one has its full weight. ``slow_start_s``: seconds until a replica has its full weight.
     """
     able = [replica for replica in replicas if replica.can_take and (not region or replica.region == region)]
     if not able:
@@ -91,7 +92,7 @@ def choose(
 
 
 def ramp(ready_since: float, now: float, slow_start_s: float) -> float:
-    """The part of its weight that a replica has ``now``, in (0, 1]: growing evenly from a tenth."""
+    """The part of a replica's weight that counts at ``now``, in (0, 1]. It grows linearly from a tenth."""
     age = now - ready_since
     if slow_start_s <= 0 or age >= slow_start_s:
         return 1.0
@@ -99,7 +100,7 @@ def ramp(ready_since: float, now: float, slow_start_s: float) -> float:
 
 
 def _preferred(able: Sequence[C], weights: Sequence[float], prefer: Mapping[int, int], slack: float) -> C | None:
-    """The one that has seen most, the less loaded of equals, among those that are not overloaded."""
+    """The replica, not overloaded, that has received the most of the prompt; of equals the less loaded."""
     share = sum(replica.outstanding for replica in able) / sum(weights)
     best: C | None = None
     best_rank = (0, 0.0)
@@ -113,14 +114,14 @@ def _preferred(able: Sequence[C], weights: Sequence[float], prefer: Mapping[int,
 
 
 def _affinity(session: str, replica: Candidate) -> float:
-    """A uniform draw fixed by session and replica, stretched by the replica's weight."""
+    """The rank of a replica for a session: a uniform number from a hash of both, scaled by the replica's weight."""
     digest = blake2b(session.encode("utf-8", "surrogatepass"), digest_size=8, key=b"%d" % replica.index).digest()
     uniform = ((int.from_bytes(digest) >> 11) + 0.5) / 2.0**53
     return -replica.weight / math.log(uniform)
 
 
 def _draw(weights: Sequence[float], without: int, random: Random) -> int:
-    """An index, each with the probability of its weight."""
+    """A random index other than ``without``, drawn by weight."""
     total = sum(weights) - (weights[without] if without >= 0 else 0.0)
     point = random.random() * total
     last = -1

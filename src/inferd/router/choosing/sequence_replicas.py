@@ -1,4 +1,4 @@
-"""Which replica has a sequence's state: its requests go there, and nowhere else."""
+"""The replicas that hold the states of sequences. All requests of a sequence go to the same replica."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from inferd.router.replicas.replica import Replica
 from inferd.types import PredictRequest, Request
 
 MAX_SEQUENCES: Final = 100_000
-"""Sequences remembered; those that were not heard of for the longest are forgotten first."""
+"""Sequences remembered; the least recently used are forgotten first."""
 
 
 class SequenceReplicas:
-    """Where sequences were begun."""
+    """The replica of each sequence, by tenant and the sequence's id."""
 
     __slots__ = ("_replicas",)
 
@@ -21,13 +21,13 @@ class SequenceReplicas:
         self._replicas: OrderedDict[tuple[str, str], Replica] = OrderedDict()
 
     def replica_of(self, request: Request) -> Replica | None:
-        """The replica that has the state of the request's sequence; None: any will do."""
+        """The replica with the state of the request's sequence; None: every replica can compute the request."""
         if not isinstance(request, PredictRequest) or not request.sequence:
             return None
         return self._replicas.get((request.tenant, request.sequence))
 
     def note(self, request: Request, replica: Replica) -> None:
-        """The request goes there."""
+        """Note that the request is dispatched to the replica. The last request of a sequence ends the record."""
         if not isinstance(request, PredictRequest) or not request.sequence:
             return
         key = (request.tenant, request.sequence)

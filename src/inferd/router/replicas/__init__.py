@@ -1,5 +1,5 @@
-"""A model's replicas: local workers and remote servers, in and out of memory.
+"""A model's replicas, which are local workers and remote servers, and the loading of models into memory.
 
-Knows what is in flight in each, and what fits into memory. Does not know the queue.
+Knows the requests in flight in each replica and the memory that models take. Does not know the queue.
 Read first: ``replica.py``, then ``fleet.py``.
 """

@@ -1,4 +1,4 @@
-"""Which settings of a model make another worker necessary, and which the gateway takes over while it runs."""
+"""The settings of a model whose change needs another worker. The other settings change while the worker runs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ ENGINE_FIELDS = (
     "max_rows",
     "rope_factors",
 )
-"""What a worker is told once, when it loads: a change needs another worker."""
+"""Settings that a worker gets once, when it loads."""
 
 
 def is_same_engine(one: ModelConfig, other: ModelConfig) -> bool:
+    """Whether a worker that was started with one configuration can serve the other."""
     return all(getattr(one, name) == getattr(other, name) for name in ENGINE_FIELDS)

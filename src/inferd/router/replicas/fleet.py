@@ -1,8 +1,8 @@
-"""A model's replicas: which there are, which may get a request now, and how they come and go.
+"""The replicas of one model: which exist, which may get a request now, and how they are added and removed.
 
-Whatever changes the set of replicas (loading, unloading, replacing, another configuration) is done by one
-task at a time, and never takes a replica away before what is to serve instead is ready. Requests are the
-pool's: here they are only waited for, and handed back when a replica that leaves still has some.
+One task at a time changes the set of replicas: loading, unloading, replacing, or applying another configuration. It
+removes no replica before the replacement is ready, unless memory does not allow both. The pool owns the requests. The
+fleet only waits for them, and asks the pool to reassign those of a replica that it removes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ UnloadReason = Literal["asked", "idle", "evicted", "removed"]
 
 
 class FleetOwner(ReplicaOwner, Protocol):
-    """The pool."""
+    """The pool, as the fleet sees it."""
 
     def reassign(self, replica: Replica) -> None:
-        """The replica leaves at once: what is in flight in it goes elsewhere, or ends."""
+        """The replica is removed now: its requests run elsewhere or end."""
 
     def members_changed(self) -> None:
-        """A replica came, went, or may get requests again."""
+        """A replica was added or removed, or may get requests again."""
 
 
 class Fleet:
-    """``may_surge`` says whether there is memory for one more copy of a replica while it is replaced."""
+    """The replicas of one model. ``may_surge``: whether memory allows a second copy of a replica during replacement.
+
+    ``command`` starts a worker, ``patience`` has its time limits. ``pin_below``: the folder for the files that workers
+    loaded (``pinned_files``); None: none are pinned.
+    """
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class Fleet:
         self._name = name
         self._config = config
         self._load_config = config  # what the next worker is started with
-        self._planned_bytes: int | None = None  # memory that was planned for it
+        self._planned_bytes: int | None = None  # memory planned for that worker
         self._owner = owner
         self._emit = emit
         self._command = command
@@ -73,11 +77,11 @@ class Fleet:
         self._wanted: Literal["in", "out"] = "in"
         self._is_stopped = False
         self._is_unloading = False
-        self.is_operator_unloaded = False  # unloaded on request: no client's request loads it again
-        self.load_s: float | None = None  # measured, from start to ready
+        self.is_operator_unloaded = False  # the operator unloaded the model, so that no client's request loads it
+        self.load_s: float | None = None  # seconds from start to ready, of the last worker
         self.health = Health(name, self._members, config.routing, emit, self.notify)
 
-    # -- who is there -----------------------------------------------------------------------
+    # -- members ----------------------------------------------------------------------------
 
     @property
     def members(self) -> Iterable[Member]:
@@ -89,7 +93,7 @@ class Fleet:
 
     @property
     def locals(self) -> list[Member]:
-        """Workers, those that leave not counted."""
+        """The local replicas, without those being removed."""
         return [m for m in self._members.values() if m.kind == "local" and not m.is_leaving]
 
     @property
@@ -97,13 +101,15 @@ class Fleet:
         return [m for m in self._members.values() if m.kind == "remote" and not m.is_leaving]
 
     def member_of(self, replica: Runner) -> Member | None:
-        """Its member, while it has one: an index is given again."""
+        """The member of a replica; None: the replica was removed. Its index may belong to another one now."""
         member = self._members.get(replica.index)
         return member if member is not None and member.replica is replica else None
 
     def available(self, now: float) -> list[Member]:
-        """Those that a request may go to now. Shunned are a slow one, and a local one whose breaker is open:
-        they get what nobody else takes."""
+        """The replicas to which a request may be dispatched now.
+
+        Slow replicas, and local ones with an open breaker, are marked as the last resort.
+        """
         available = []
         for member in self._members.values():
             if member.accepts(now):
@@ -134,7 +140,7 @@ class Fleet:
 
     @property
     def failure(self) -> Failure | None:
-        """Why none of its workers can ever serve; None while there is hope."""
+        """The failure of the workers, where all have failed and no remote server exists; None otherwise."""
         workers = self.locals
         if workers and not self.remotes and all(member.replica.failure is not None for member in workers):
             return workers[0].replica.failure
@@ -145,9 +151,10 @@ class Fleet:
         """Every replica has been ready, has failed, or was found not to answer."""
         return all(_is_known(member) for member in self._members.values())
 
-    # -- what the pool learns of them -------------------------------------------------------
+    # -- calls from the pool ----------------------------------------------------------------
 
     def ready(self, member: Member) -> None:
+        """Note that a replica is ready."""
         now = clock.now()
         if member.kind == "local" and member.ready_at is None:
             self.load_s = now - member.started_at
@@ -155,13 +162,13 @@ class Fleet:
         self.notify()
 
     def notify(self) -> None:
-        """Something happened that a task here may be waiting for. Called for every request."""
+        """Wake the task that waits for a change of the replicas or the end of requests. Called for every request."""
         if self._num_waiting:
             self._change.set()
             self._change = asyncio.Event()
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Raises Unavailable when the server leaves first."""
+        """Wait for a condition, checked after each ``notify``. Raises Unavailable when the server shuts down first."""
         while not condition():
             if self._is_stopped:
                 raise Unavailable("The server is shutting down.", code="shutting_down")
@@ -174,14 +181,14 @@ class Fleet:
     # -- start and stop ---------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin with what the configuration has at the start; nothing is waited for."""
+        """Start the replicas that the configuration has at startup; does not wait for them."""
         for remote in self._config.upstreams:
             self._add_remote(remote)
         if self._config.load == "startup":
             self._add_locals(self._config.num_local)
 
     def halt(self) -> None:
-        """Whoever changes something here gives up."""
+        """End the tasks that change the set of replicas."""
         self._is_stopped = True
         self.health.halt()
         self.notify()
@@ -190,17 +197,19 @@ class Fleet:
         self.halt()
         await asyncio.gather(*(_stop(member.replica) for member in self._members.values()))
 
-    # -- one at a time ----------------------------------------------------------------------
+    # -- changes, one at a time -------------------------------------------------------------
 
     async def load(self, memory_bytes: int | None = None) -> None:
-        """Start the workers, if they are not there, and wait until one is ready. ``memory_bytes``: what was
-        planned for each of them. Raises ModelLoadError; Unavailable."""
+        """Start the workers, if they do not exist, and wait until one is ready.
+
+        ``memory_bytes``: the memory planned for each of them. Raises ModelLoadError; Unavailable.
+        """
         self._wanted = "in"
         async with self._lock:
             if self._wanted != "in" or self._config.num_local == 0:
                 return
             self.is_operator_unloaded = False
-            if self.failure is not None:  # it is to be tried once more
+            if self.failure is not None:  # the workers failed earlier: start them again
                 await self._retire_locals()
             self._load_config, self._planned_bytes = self._config, memory_bytes
             self._add_locals(self._config.num_local - len(self.locals))
@@ -219,8 +228,10 @@ class Fleet:
         await self._wait_until(lambda: self.is_settled)
 
     async def unload(self, reason: UnloadReason, grace_s: float, *, is_idle: Callable[[], bool]) -> int:
-        """Let the workers finish what they have and end; the bytes they held. Raises Unavailable, with the
-        model serving on, when there is still work after ``grace_s``; ``is_idle`` says when there is none."""
+        """Stop the workers when ``is_idle`` is true; returns the bytes that they used.
+
+        Raises Unavailable when the model is not idle after ``grace_s`` seconds; the workers continue then.
+        """
         self._wanted = "out"
         async with self._lock:
             if self._wanted != "out":
@@ -248,14 +259,14 @@ class Fleet:
             return held
 
     async def replace_all(self, config: ModelConfig | None = None) -> None:
-        """Another worker in the place of each, one after the other. Raises ModelLoadError, with the old ones
-        serving on, when a new one does not load."""
+        """Replace the workers one after the other. Raises ModelLoadError when a new worker does not load; the old ones
+        continue then."""
         async with self._lock:
             for member in self.locals:
                 await self._replace(member, config or self._config)
 
     async def replace_outdated(self) -> int:
-        """Likewise each whose files have been replaced since it loaded them; how many. Raises ModelLoadError."""
+        """Replace the workers whose model files changed since they loaded them; how many. Raises ModelLoadError."""
         async with self._lock:
             stale = await self._outdated(self._config)
             for member in stale:
@@ -263,17 +274,17 @@ class Fleet:
         return len(stale)
 
     async def _outdated(self, config: ModelConfig) -> list[Member]:
-        """Workers that did not load what the model's files are now."""
+        """The workers that loaded other files than the model has now."""
         workers = [w for w in self.locals if w.artifact]
         if not workers:
             return []
-        from inferd.registry.identity import identity_of  # most servers are never asked
+        from inferd.registry.identity import identity_of
 
         found = await asyncio.to_thread(identity_of, config)
         return [w for w in workers if found and w.artifact != found]
 
     async def apply(self, config: ModelConfig) -> Applied:
-        """Be what another configuration says."""
+        """Make the replicas what another configuration describes; the changes that were made and that failed."""
         done: list[str] = []
         failed: list[str] = []
         async with self._lock:
@@ -296,7 +307,7 @@ class Fleet:
         return Applied(done=done, failed=failed)
 
     def _apply_in_place(self, config: ModelConfig) -> None:
-        """What changes in place."""
+        """Apply the settings that need no other replica."""
         old, self._config = self._config, config
         if old.breaker != config.breaker:
             for member in self._members.values():
@@ -323,7 +334,7 @@ class Fleet:
         return surplus
 
     async def _apply_to_locals(self, config: ModelConfig) -> list[str]:
-        """Raises ModelLoadError."""
+        """Replace, add and remove workers; returns the changes as sentences. Raises ModelLoadError."""
         said = []
         workers = self.locals
         outdated = await self._outdated(config)
@@ -346,7 +357,7 @@ class Fleet:
         if missing > 0:
             self._load_config, self._planned_bytes = config, None
             await self._wait_loaded(self._add_locals(missing))
-        if config.num_local == 0:  # remote servers take over: one of them has to be there first
+        if config.num_local == 0:  # remote servers replace the workers: one of them has to answer first
             await self._wait_until(lambda: all(_is_known(member) for member in self.remotes))
             if not any(member.replica.is_ready for member in self.remotes):
                 raise UpstreamFailed(f"No remote server of {self._name!r} answers; its local replicas stay.")
@@ -356,7 +367,7 @@ class Fleet:
         return said
 
     async def _replace(self, old: Member, config: ModelConfig) -> None:
-        """Raises ModelLoadError, with the old one (or its like) serving."""
+        """Replace one worker. Raises ModelLoadError; the old worker, or a new one with its files, serves then."""
         if self._may_surge(old):
             self._load_config, self._planned_bytes = config, None
             try:
@@ -367,8 +378,8 @@ class Fleet:
                 raise
             await self._retire(old)
             return
-        # No memory for both: whoever else there is serves meanwhile, and requests wait where there is nobody. What can
-        # be told of the files without loading them is told first: the old ones may be gone for good.
+        # Memory does not allow both: other replicas serve meanwhile, or requests wait. The new files are checked first as
+        # far as that is possible without loading them, because the old files may have been deleted.
         from inferd.registry.artifact import artifact_of
         from inferd.registry.source import is_remote
 
@@ -388,7 +399,7 @@ class Fleet:
         await pinned_files.close()
 
     async def _wait_loaded(self, members: Sequence[Member]) -> None:
-        """Wait until all are ready. Raises ModelLoadError when one cannot be; then it is gone again."""
+        """Wait until all members are ready. Raises ModelLoadError when one has failed, and removes that one."""
         await self._wait_until(lambda: all(m.replica.was_ready or m.replica.failure is not None for m in members))
         failed = [member for member in members if member.replica.failure is not None]
         await asyncio.gather(*(self._retire(member) for member in failed))
@@ -398,7 +409,7 @@ class Fleet:
             raise from_failure(failure)
 
     async def _retire_locals(self) -> int:
-        """End every worker; the bytes they held."""
+        """Stop every worker; returns the bytes that they used."""
         workers = self.locals
         held = 0
         for member in workers:
@@ -419,7 +430,7 @@ class Fleet:
         return added
 
     def _add_local(self, first: ModelConfig, pinned_files: PinnedFiles) -> Member:
-        """``first``: what its first worker is started with."""
+        """Add a local replica. ``first``: the configuration for its first worker process."""
         replica = LocalReplica(
             self._name, self._free_index(), first, self._owner, self._emit, self._command, self._patience, pinned_files
         )
@@ -444,7 +455,10 @@ class Fleet:
         return index
 
     async def _retire(self, member: Member, *, unpin: bool = True) -> None:
-        """No more requests for it; when it has none, or ``drain_s`` is over, it stops and is forgotten."""
+        """Dispatch no more requests to a replica, wait for its requests for at most ``drain_s``, stop and remove it.
+
+        ``unpin``: whether its pinned files are deleted.
+        """
         replica = member.replica
         member.is_leaving = True
         if replica.is_ready:

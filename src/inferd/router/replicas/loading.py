@@ -1,8 +1,8 @@
-"""Brings models into memory and out of it, within a budget of bytes.
+"""Loads models into memory and unloads them, within a budget of bytes.
 
-Loads when a request needs a model or the operator asks, unloads what is idle for too long or must make
-room, each model's requests waiting meanwhile. What leaves for whom is ``residency``'s to decide; what a
-model takes is planned before it is loaded, and measured afterwards.
+A model is loaded when a request needs it or the operator asks for it. It is unloaded when it is idle for too long, or
+when another model needs its memory. Requests for a model wait while it loads. ``residency`` decides which models are
+unloaded for another one. The memory of a model is planned before it is loaded, and measured afterwards.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from inferd.router.replicas.member import Member
 from inferd.router.replicas.residency import Resident, make_room
 
 RETRY_LOAD_S = 30.0
-"""After a load that failed, requests are refused for so long before one of them causes another try."""
+"""Seconds after a failed load in which requests are refused; later ones cause another load."""
 
 ROOM_WAIT_S = 60.0
-"""A load waits so long for busy models to become idle."""
+"""Seconds that a load waits for busy models to become idle."""
 
 _log = logging.getLogger("inferd.router")
 
 
 class Estimate(Protocol):
-    """What planning says of one replica."""
+    """The planned memory of one replica."""
 
     @property
     def total_bytes(self) -> int: ...
 
 
 Plan = Callable[..., Estimate | None]
-"""``plan(name, config, free_bytes=...)``: None where it cannot be known. Raises ModelLoadError."""
+"""``plan(name, config, free_bytes=...)``: the planned memory of one replica, None where it cannot be known. Raises
+ModelLoadError."""
 
 
 def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> Estimate | None:
@@ -48,7 +49,10 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
 
 
 class Loading:
-    """``pools`` are all that may hold memory, also those that are leaving."""
+    """Loads and unloads the models of one server. ``pools``: all pools that may use memory, also those being removed.
+
+    ``budget_bytes`` is the operator's limit; None: the memory that other programs leave free.
+    """
 
     def __init__(self, pools: Callable[[], Iterable[Pool]], budget_bytes: int | None, plan: Plan = plan_model) -> None:
         self._pools = pools
@@ -65,22 +69,23 @@ class Loading:
         self._budget_bytes = budget_bytes
         self._freed.set()
 
-    # -- asked by pools ---------------------------------------------------------------------
+    # -- called by pools --------------------------------------------------------------------
 
     def demand(self, pool: Pool) -> None:
-        """A request waits for the model. One load at a time, however many wait."""
+        """Load the model for a request that waits. Further calls during the load have no effect."""
         if pool.name not in self._tasks and pool.availability.may_load_on_demand:
             task = asyncio.get_running_loop().create_task(self._load_on_demand(pool))
             self._tasks[pool.name] = task
 
     def became_idle(self, pool: Pool) -> None:
+        """Note that a model has no requests any more."""
         if self._is_room_awaited:
             self._freed.set()
         if pool.config.idle_after_s is not None and pool.name not in self._timers:
             self._watch(pool, pool.config.idle_after_s)
 
     def may_surge(self, pool: Pool, member: Member) -> bool:
-        """Whether a second copy of a replica fits beside the first while it is replaced."""
+        """Whether a second copy of a replica fits into memory while the first is replaced."""
         budget = self._budget()
         return budget is None or self._used() + member.rss_bytes <= budget
 
@@ -89,11 +94,11 @@ class Loading:
         self._timers[pool.name] = loop.call_later(seconds, self._check_idle, pool)
 
     def _check_idle(self, pool: Pool) -> None:
-        """Unload a model that was idle for long enough; look again later at one that was not."""
+        """Unload a model that was idle for ``idle_after_s``; check again later otherwise."""
         self._timers.pop(pool.name, None)
         idle_after_s = pool.config.idle_after_s
         if idle_after_s is None or pool.fleet.residency == "absent" or not pool.is_idle:
-            return  # the next end of work begins anew
+            return  # became_idle starts the timer again
         left_s = pool.last_used_at + idle_after_s - clock.now()
         if left_s > 0:
             self._watch(pool, left_s)
@@ -104,13 +109,13 @@ class Loading:
         try:
             await self.unload(pool, "idle")
         except Unavailable:
-            pass  # somebody came
+            pass  # a request arrived
         finally:
             del self._tasks[pool.name]
             if pool.availability.may_load_on_demand and not pool.is_idle:
                 self.demand(pool)
 
-    # -- in and out -------------------------------------------------------------------------
+    # -- loading and unloading --------------------------------------------------------------
 
     async def _load_on_demand(self, pool: Pool) -> None:
         try:
@@ -124,8 +129,10 @@ class Loading:
             del self._tasks[pool.name]
 
     async def load(self, pool: Pool) -> None:
-        """Bring the model into memory and wait until it is ready; nothing where it is. Raises Overloaded, with
-        the plan, when it does not fit; ModelLoadError; Unavailable."""
+        """Load the model into memory and wait until a replica is ready. Has no effect where it is loaded.
+
+        Raises Overloaded, with the memory plan, when it does not fit; ModelLoadError; Unavailable.
+        """
         pool.refuse_loads(None)
         was_operator_unloaded, pool.fleet.is_operator_unloaded = (
             pool.fleet.is_operator_unloaded,
@@ -154,8 +161,10 @@ class Loading:
         asyncio.get_running_loop().call_later(RETRY_LOAD_S, pool.refuse_loads, None)
 
     async def unload(self, pool: Pool, reason: UnloadReason) -> int:
-        """Let it finish what it has, end its workers; the bytes that are free again. Raises Unavailable when it
-        has work for longer than its drain_s."""
+        """Wait for the model's requests and stop its workers; returns the bytes that were freed.
+
+        Raises Unavailable when requests are still in flight after the model's drain_s.
+        """
         grace_s = pool.config.drain_s if reason == "asked" else 0.0
         freed = await pool.fleet.unload(reason, grace_s, is_idle=lambda: pool.is_idle)
         if pool.fleet.residency == "absent":
@@ -164,7 +173,7 @@ class Loading:
         return freed
 
     async def _reserve(self, pool: Pool) -> int | None:
-        """Have room for the model; the bytes planned for each replica, None where that is unknown."""
+        """Reserve memory for the model; returns the bytes planned for each replica, None where that is not known."""
         num_local = pool.config.num_local
         budget = self._budget()
         free = None if budget is None else budget // max(1, num_local)
@@ -186,7 +195,10 @@ class Loading:
         return estimate.total_bytes if pool.config.memory_bytes is None else None
 
     async def _reserve_room(self, pool: Pool, need: int, *, is_last: bool) -> bool:
-        """Whether there is room, which is then reserved; who has to leave for it has left."""
+        """Whether ``need`` bytes were reserved; other models were unloaded for that where necessary.
+
+        False: busy models must become idle first. With ``is_last`` Overloaded is raised then.
+        """
         async with self._deciding:
             budget = self._budget()
             if budget is None:
@@ -196,7 +208,8 @@ class Loading:
             if decision.action == "never" or (decision.action == "wait" and is_last):
                 held = ", ".join(f"{resident.name} {bytes_text(resident.num_bytes)}" for resident in residents)
                 raise Overloaded(
-                    f"The model {pool.name!r} takes {bytes_text(need)}, of which {bytes_text(decision.missing_bytes)} are missing: "
+                    f"The model {pool.name!r} takes {bytes_text(need)}, of which "
+                    f"{bytes_text(decision.missing_bytes)} are missing: "
                     f"{bytes_text(budget)} may be used, and in memory are {held or 'no other models'}. "
                     "Unload one of them, or raise server.memory_bytes.",
                     code="insufficient_memory",
@@ -209,17 +222,17 @@ class Loading:
                 try:
                     await self.unload(by_name[name], "evicted")
                 except Unavailable:
-                    return False  # a request came for it in the last moment
+                    return False  # a request for that model has arrived meanwhile
             self._planned[pool.name] = need
             return True
 
-    # -- books ------------------------------------------------------------------------------
+    # -- accounting -------------------------------------------------------------------------
 
     def _residents(self) -> list[Resident]:
         return [
             Resident(
                 name=pool.name,
-                # What it may come to, or more where the plan was wrong: a cache fills only with time.
+                # At least the planned bytes, as caches fill only with time; more where the plan was too low.
                 num_bytes=max(pool.fleet.rss_bytes, self._planned.get(pool.name, 0)),
                 is_pinned=pool.config.load == "startup" and pool.config.idle_after_s is None,
                 is_idle=pool.is_idle and pool.fleet.residency == "resident",
@@ -234,7 +247,7 @@ class Loading:
         return sum(resident.num_bytes for resident in self._residents())
 
     def _budget(self) -> int | None:
-        """The operator's, else what the machine has beside other programs; None: unknown."""
+        """The operator's limit in bytes; without one the memory that other programs leave free."""
         if self._budget_bytes is not None:
             return self._budget_bytes
         from inferd.machine.memory import available_bytes

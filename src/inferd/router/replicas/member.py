@@ -1,4 +1,4 @@
-"""A replica as its pool keeps it: whether it may get a request now, and how much of the work."""
+"""The fleet's record of a replica: its breaker, its weight, and whether it may get a request now."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from inferd.router.replicas.replica import Kind, LocalReplica, Replica
 from inferd.router.status import ReplicaStatus
 
 Readiness = Literal["free", "busy", "loading", "blocked", "gone"]
-"""open: takes a request now; busy: once something ends; coming: it loads, or is being restarted;
-blocked: left alone after failures; gone: it failed for good, or is leaving."""
+"""``free``: takes a request now; ``busy``: takes one when another ends; ``loading``: loads or restarts;
+``blocked``: its breaker is open, or it does not answer; ``gone``: it has failed, or is being removed."""
 
 
 class Member:
-    """One of a model's replicas. ``made_from`` is the configuration it was started with."""
+    """The record of one replica. ``made_from`` is the configuration with which the replica was started."""
 
     __slots__ = (
         "breaker",
@@ -48,11 +48,11 @@ class Member:
         self.ready_at: float | None = None
         self.is_leaving = False
         self.is_ejected = False
-        self.is_last_resort = False  # as of the last look
+        self.is_last_resort = False  # gets requests only if no other replica can; updated by Fleet.available
         self.configure(breaker)
 
     def configure(self, config: BreakerConfig) -> None:
-        """Another breaker counts from here; what the old one had seen is forgotten."""
+        """Replace the breaker by a new one without history."""
         self.breaker = Breaker(config) if config.enabled else None
         self.breaker_state: BreakerState = "closed"
 
@@ -66,19 +66,20 @@ class Member:
 
     @property
     def rss_bytes(self) -> int:
-        """Of this machine's memory."""
+        """The resident memory on this machine; 0 for a remote server."""
         return self.replica.rss_bytes if isinstance(self.replica, LocalReplica) else 0
 
     @property
     def artifact(self) -> str:
-        """Which content the files had that it loaded; empty: not known, or none."""
+        """The identity of the model files that the worker loaded; empty: not known, or no files."""
         return self.replica.info.artifact if self.replica.info is not None else ""
 
     def accepts(self, now: float) -> bool:
-        """Whether a request may go there now."""
+        """Whether a request may be dispatched to the replica now."""
         return not self.is_leaving and self.replica.can_take and (self.breaker is None or self.breaker.allows(now))
 
     def readiness(self, now: float) -> Readiness:
+        """How soon the replica can take a request."""
         replica = self.replica
         if self.is_leaving or replica.failure is not None or replica.state == "stopped":
             return "gone"
@@ -86,7 +87,7 @@ class Member:
             return "blocked"
         if not replica.is_ready:
             return "loading"
-        # A local replica whose breaker is open is better than none: its supervisor restarts what is broken.
+        # A local replica with an open breaker still gets requests as the last resort: a broken worker is restarted.
         if self.kind == "remote" and self.breaker is not None and not self.breaker.allows(now):
             reopens_at = self.breaker.reopens_at
             is_probed = reopens_at is None or reopens_at <= now

@@ -1,7 +1,7 @@
-"""What one replica loaded, kept for its next life: a worker that dies comes back as what it was, whatever lies there now.
+"""The files that a replica's worker loaded, pinned so that a restarted worker loads the same files.
 
-A file that is replaced is brought by a reload, on purpose and beside the old one; a death must bring neither a new version
-nor, where the new file is broken, the model's end. How files are kept is the registry's.
+New files are brought into use by a reload, which starts a new worker beside the old one. A worker that dies must not
+bring them into use by its restart, as they may be broken. The registry implements how files are pinned.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _log = logging.getLogger("inferd.router")
 
 
 class PinnedFiles:
-    """``below``: the folder to keep files in; None: none are kept."""
+    """The pinned files of one replica. ``below``: the folder for them; None: no files are pinned."""
 
     def __init__(self, model: str, config: ModelConfig, below: Path | None) -> None:
         self._model = model
         self._config = config
         self._below = below
-        self._artifact = ""  # what is kept, or is being kept
+        self._artifact = ""  # the identity of the files that are pinned or being pinned
         self._pinned_config: ModelConfig | None = None
         self._folder: Path | None = None
         self._pinning: asyncio.Task[None] | None = None
 
     def note_loaded(self, artifact: str) -> None:
-        """A worker is ready with these files: keep them, in the background."""
+        """Pin the files with which a worker became ready, in the background. ``artifact``: their identity."""
         if self._below is None or not artifact or artifact == self._artifact or self._pinning is not None:
             return
         self._artifact = artifact
@@ -49,7 +49,7 @@ class PinnedFiles:
             self._pinning = None
 
     async def config_to_load(self) -> ModelConfig:
-        """What the next worker is started with."""
+        """The configuration for the next worker: the model's own, or one with the pinned files if its files changed."""
         if self._pinning is not None:
             await asyncio.wait((self._pinning,))
         if self._pinned_config is None:
@@ -69,7 +69,7 @@ class PinnedFiles:
         return self._pinned_config
 
     async def close(self) -> None:
-        """Nothing is kept any more."""
+        """Delete the pinned files and pin no more."""
         if self._pinning is not None:
             await asyncio.wait((self._pinning,))
         if self._folder is not None:

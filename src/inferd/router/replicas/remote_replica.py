@@ -1,7 +1,7 @@
-"""A remote server as one of a model's replicas: is it reachable, what is in flight in it, is there room.
+"""A remote server as a replica of a model: its reachability, the requests in flight, and the room for more.
 
-Sits between a pool and the connections to the server. Whether the server deserves requests is the
-pool's to judge, by what it is told here.
+Connects a pool with the connections to the server. The outcomes are reported to the pool, whose circuit breaker and
+health checks decide whether the server gets requests.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from inferd.types import End, Failure, ModelInfo, Relay, Relayed
 
 PROBE_PATH: Final = "/models"
 PROBE_TIMEOUT_S: Final = 5.0
-PROBE_EVERY_S: Final = (0.25, 5.0)  # at first, and at the longest
+PROBE_EVERY_S: Final = (0.25, 5.0)  # the first interval, which doubles, and the longest
 
 RemoteState = Literal["starting", "unreachable", "ready", "stopped"]
 
 
 class DirectRelay(Protocol):
-    """A request that is in flight without a ticket (``router.direct_relay``)."""
+    """A request in flight without a ticket (``router.direct_relay``)."""
 
     def convert(self) -> object:
-        """Become an ordinary request in flight."""
+        """Convert the request into a ticket in flight."""
 
 
 class RemoteReplica:
-    """Owns what is in flight in one remote server. Raises ConfigError when made with unusable settings."""
+    """The requests in flight in one remote server. The constructor raises ConfigError for unusable settings."""
 
     __slots__ = (
         "_busy_until",
@@ -80,9 +80,9 @@ class RemoteReplica:
         self._emit = emit
         self._origin = origin
         self.template = RequestTemplate(origin, secret, config.model or model)
-        self._pool = Pool(origin, timeouts, config.max_in_flight + 1, context)  # and one to probe with
+        self._pool = Pool(origin, timeouts, config.max_in_flight + 1, context)  # one more for probes
         self._in_flight: dict[str, _RemoteRequest] = {}
-        self.direct: set[DirectRelay] = set()  # in flight as well, on the direct path
+        self.direct: set[DirectRelay] = set()  # in flight on the direct path
         self._probing: asyncio.Task[None] | None = None
         self._busy_until = 0.0
         self._wake: asyncio.TimerHandle | None = None
@@ -104,7 +104,7 @@ class RemoteReplica:
 
     @property
     def name(self) -> str:
-        """Where it is, for people. Never its key."""
+        """The server's origin, for operators; without the key."""
         return str(self._origin)
 
     @property
@@ -120,17 +120,17 @@ class RemoteReplica:
         )
 
     def runs(self, ticket: Ticket) -> bool:
-        """Whether it can work on this request at all."""
+        """Whether the request can be relayed."""
         return ticket.relay is not None
 
     def has_room(self, ticket: Ticket) -> bool:
-        """A remote server knows no classes: there is room for each, or for none."""
+        """True: a remote server has no room per class, so ``can_take`` decides."""
         return True
 
-    # -- life -------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Look whether the server is there; until it has answered once it gets no requests."""
+        """Probe the server, which gets no requests before it has answered; without ``probe`` it is ready at once."""
         if self._config.probe:
             self._set_state("starting")
             self.probe()
@@ -138,7 +138,7 @@ class RemoteReplica:
             self._reached()
 
     def probe(self) -> None:
-        """Ask until the server answers; it gets no requests meanwhile. Idempotent."""
+        """Probe the server until it answers. It gets no requests while it does not answer. Idempotent."""
         if self._probing is None and self.state != "stopped":
             self._probing = asyncio.get_running_loop().create_task(self._probe())
 
@@ -173,7 +173,7 @@ class RemoteReplica:
         self._reached()
 
     async def _probe_once(self) -> UpstreamFailed | None:
-        """Whether the server answers a request that costs it nothing."""
+        """Send one probe, a request without cost for the server; the error, None: the server answered."""
         probing = _Probe()
         exchange = self._pool.send(self.template.get(PROBE_PATH), probing)
         try:
@@ -194,21 +194,21 @@ class RemoteReplica:
         event: Literal["starting", "died", "ready", "stopped"] = "died" if state == "unreachable" else state
         self._emit(ReplicaChanged(model=self._model, replica=self.index, state=event, reason=reason))
 
-    # -- work -------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------
 
     def dispatch(self, ticket: Ticket) -> None:
-        """Send a request that ``runs`` here."""
+        """Send a request to the server."""
         pending = _RemoteRequest(self, ticket)
         self._in_flight[ticket.request.id] = pending
         self.outstanding += ticket.request.width
         pending.send(fresh=False)
 
     def take_connection(self, now: float) -> Connection | None:
-        """A kept connection for a one; None: there is none."""
+        """A kept connection for a request of the direct path, taken out of the pool; None: there is none."""
         return self._pool.take_idle(now)
 
     def put_back(self, connection: Connection) -> None:
-        """It was not used."""
+        """Return a connection that was taken and not used."""
         self._pool.put_back(connection)
 
     def adopt(
@@ -221,31 +221,35 @@ class RemoteReplica:
         *,
         has_begun: bool,
     ) -> Answer:
-        """A one becomes an ordinary request in flight. ``connection``: on which its answer is still to come."""
+        """Take over a request from the direct path; returns the reader for the rest of its answer.
+
+        ``request``: the bytes that were sent. ``connection``: the one on which the answer arrives; None: it is closed.
+        ``events``: the reader of a streamed answer. ``has_begun``: whether a part of the answer was passed on.
+        """
         pending = _RemoteRequest(self, ticket)
         self._in_flight[ticket.request.id] = pending
         self.outstanding += ticket.request.width
         return pending.adopt(relay, request, connection, events, has_begun=has_begun)
 
     def broke(self, request_id: str, error: UpstreamFailed) -> None:
-        """Something was raised while the answer to a request was taken that had been a one."""
+        """Fail a request that had left the direct path: an exception was raised while its answer was processed."""
         pending = self._in_flight.get(request_id)
         if pending is not None:
             pending.break_off(error)
 
     def convert_direct(self) -> None:
-        for one in tuple(self.direct):
-            one.convert()
+        for relay in tuple(self.direct):
+            relay.convert()
 
     def cancel(self, request_id: str) -> None:
-        """Cut the connection, which tells the server. The request's end follows soon, not within this call."""
+        """Close the connection, by which the server notices the cancellation. The end follows after this call."""
         pending = self._in_flight.get(request_id)
         if pending is not None:
             pending.cut()
             asyncio.get_running_loop().call_soon(pending.cancelled)
 
     def pause(self, request_id: str) -> None:
-        """Read no more of an answer whose reader is slow."""
+        """Stop reading an answer whose reader is slow."""
         pending = self._in_flight.get(request_id)
         if pending is not None and pending.exchange is not None:
             pending.exchange.pause()
@@ -260,12 +264,12 @@ class RemoteReplica:
         return pending.ticket if pending is not None else None
 
     def release(self, ticket: Ticket) -> None:
-        """The request has ended."""
+        """Remove the ticket of a request that has ended."""
         self._in_flight.pop(ticket.request.id).forget()
         self.outstanding -= ticket.request.width
 
     def release_all(self) -> list[Ticket]:
-        """Let go of everything; what is still asked for is cut off."""
+        """Remove and return all tickets, and close their connections."""
         self.convert_direct()
         requests = list(self._in_flight.values())
         self._in_flight.clear()
@@ -281,7 +285,7 @@ class RemoteReplica:
         self._owner.replica_refused(self, ticket, error, counts=counts, retry=retry and ticket.request.idempotent)
 
     def _pause_for(self, seconds: float) -> None:
-        """The server asked to be left alone."""
+        """Send no requests for ``seconds``, as the server demanded with ``Retry-After``."""
         self._busy_until = max(self._busy_until, clock.now() + seconds)
         if self._wake is not None:
             self._wake.cancel()
@@ -294,7 +298,7 @@ class RemoteReplica:
 
 
 class _RemoteRequest:
-    """One ticket's exchange with the server, begun anew at most once: when the kept connection was stale."""
+    """One ticket's exchange with the server. It is repeated at most once, where the kept connection was stale."""
 
     __slots__ = ("_answer", "_deadline", "_is_fresh", "_replica", "ticket")
 
@@ -314,7 +318,7 @@ class _RemoteRequest:
 
     def send(self, *, fresh: bool) -> None:
         relay, replica = self.ticket.relay, self._replica
-        assert relay is not None, "a remote server can only be given what its client wrote"
+        assert relay is not None, "a remote server can compute only requests with a relay"
         self._is_fresh = fresh
         self._answer = answer = Answer(self.ticket.request.id, relay, self)
         try:
@@ -325,7 +329,7 @@ class _RemoteRequest:
         answer.exchange = replica._pool.send(request, answer, fresh=fresh)
 
     def _refuse_body(self) -> None:
-        """The body is none that can be written for another server. Its fields were not all read before."""
+        """Refuse a body that cannot be rewritten for the server. Not all of its fields were decoded before."""
         error = InvalidRequest("The request body is not valid JSON in UTF-8; correct it.", code="invalid_json")
         if self._replica._in_flight.get(self.ticket.request.id) is self:
             self.refused(error, counts=False, retry=False)
@@ -356,7 +360,7 @@ class _RemoteRequest:
             self._answer.cancel()
 
     def forget(self) -> None:
-        """It is over: let go of what refers back, so that it is freed without a search for cycles."""
+        """Drop the references back to this object after the end, so that no reference cycle delays freeing."""
         self._answer = None
         if self._deadline is not None:
             self._deadline.cancel()
@@ -383,7 +387,7 @@ class _RemoteRequest:
         self.refused(error, counts=False, retry=False)
 
     def _expire(self) -> None:
-        """The other server was not event of the deadline: it is this one's to keep."""
+        """The deadline has passed. The remote server does not know it, so it is enforced here."""
         self._deadline = None
         if self._answer is not None:
             self._answer.expire(
@@ -394,7 +398,7 @@ class _RemoteRequest:
             )
 
     def cancelled(self) -> None:
-        """Some turns of the loop after the cancellation: its one end, unless the owner let go before."""
+        """End a cancelled request, unless its owner released it before. Called some turns of the loop later."""
         replica, ticket, answer = self._replica, self.ticket, self._answer
         if answer is not None and replica._in_flight.get(ticket.request.id) is self:
             end = End("cancelled", answer.charged_usage)
@@ -402,7 +406,7 @@ class _RemoteRequest:
 
 
 class _Probe:
-    """Receives the answer to a probe. Whatever is said over there, a server that says it is there."""
+    """Receives the answer to a probe. Every status counts as an answer, except those of ``answer_ended``."""
 
     def __init__(self) -> None:
         self._status = 0

@@ -1,7 +1,7 @@
-"""One copy of a model as the router sees it: is it ready, what is in flight in it, is there room.
+"""Replicas of a model as the router sees them: readiness, requests in flight, room for more.
 
-``Replica`` is the shape; ``LocalReplica`` sits between a pool and the supervisor of a worker process, a
-remote one (``remote_replica``) between a pool and a server that speaks the client's protocol itself.
+``Replica`` is the protocol. ``LocalReplica`` connects a pool with the supervisor of a worker process.
+``remote_replica.RemoteReplica`` connects a pool with a server that speaks the client's protocol.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ ReplicaState = State | Literal["unreachable"]
 
 
 class Replica(Protocol):
-    """One place where a model runs. It owns what is in flight in it until it gives that back."""
+    """One copy of a model. It owns the tickets in flight in it until it releases them."""
 
     @property
     def index(self) -> int:
-        """Unique among the pool's replicas of the moment; free again once it is gone."""
+        """The number among the pool's replicas. It is used again after the replica is removed."""
         ...
 
     @property
     def kind(self) -> Kind: ...
     @property
     def name(self) -> str:
-        """For people: a host, or the worker's number."""
+        """The name for operators: a host, or the model and the worker's number."""
         ...
 
     @property
     def info(self) -> ModelInfo | None: ...
     @property
     def failure(self) -> Failure | None:
-        """Why it can never become ready; None while there is hope."""
+        """Why the replica can never become ready; None: it is ready, or may become so."""
         ...
 
     @property
     def state(self) -> ReplicaState: ...
     @property
     def reason(self) -> str:
-        """Why it is in this state, for its operator; empty where there is nothing to say."""
+        """The reason of the state, for the operator; may be empty."""
         ...
 
     @property
@@ -87,102 +87,104 @@ class Replica(Protocol):
     def region(self) -> str: ...
     @property
     def is_fallback(self) -> bool:
-        """Used only while no other replica can take a request."""
+        """Whether the replica is used only while no other one can take a request."""
         ...
 
     @property
     def outstanding(self) -> int:
-        """Sequences it has been given and has not finished."""
+        """Sequences dispatched to the replica and not finished."""
         ...
 
     @property
     def num_in_flight(self) -> int: ...
     @property
     def can_take(self) -> bool:
-        """Ready, and there is room for one more."""
+        """Whether the replica is ready and has room for one more request of some class."""
         ...
 
     def runs(self, ticket: Ticket) -> bool:
-        """Whether it understands the request at all."""
+        """Whether the replica can compute this kind of request."""
         ...
 
     def has_room(self, ticket: Ticket) -> bool:
-        """Whether there is room for this one, where it can take some."""
+        """Whether a replica that ``can_take`` has room for this request, by its class."""
         ...
 
     def start(self) -> None: ...
     def probe(self) -> None:
-        """It failed again and again: see whether it is still there. Idempotent."""
+        """Check whether the server still answers, after repeated failures. Idempotent."""
 
     async def stop(self) -> None:
-        """Leave nothing behind. What was in flight is given back by ``replica_lost`` or was released before."""
+        """Stop the replica. Tickets in flight were released before, or are returned by ``replica_lost``."""
 
     def dispatch(self, ticket: Ticket) -> None:
-        """Begin to work on it; its outputs come through the owner, never before this returns."""
+        """Begin to compute a request. The owner gets its outputs, never before this call returns."""
 
     def cancel(self, request_id: str) -> None:
-        """Its end comes back through the owner; nothing happens for an id that is not in flight."""
+        """Cancel a request. The owner gets its end. No effect for an id that is not in flight."""
 
     def pause(self, request_id: str) -> None:
-        """Its reader is slow: take no more of its answer from the source, where that can be helped."""
+        """Stop reading a request's answer from its source, where possible, because the reader is slow."""
 
     def resume(self, request_id: str) -> None: ...
     def ticket(self, request_id: str) -> Ticket | None: ...
     def release(self, ticket: Ticket) -> None:
-        """It is not in flight here any more."""
+        """Remove a ticket whose request is no longer in flight here."""
 
     def convert_direct(self) -> None:
-        """What is on a direct path becomes ordinary requests in flight."""
+        """Convert the requests on the direct path into tickets in flight."""
 
-    def release_all(self) -> list[Ticket]: ...
+    def release_all(self) -> list[Ticket]:
+        """Remove and return all tickets, after ``convert_direct``."""
+        ...
 
 
 class ReplicaOwner(Protocol):
-    """Who gives it work: the pool. Called from the event loop, never from within ``dispatch`` or ``cancel``.
+    """The pool, as its replicas see it. Called in the event loop, never from within ``dispatch`` or ``cancel``.
 
-    Outputs, relayed items and refusals come while the ticket is still in flight: the pool releases it
-    when it sees the end. Tickets of ``replica_lost`` have been released by the replica.
+    The ticket is still in flight during ``replica_outputs``, ``replica_relayed`` and ``replica_refused``: the pool
+    releases it when it gets the end. The replica has released the tickets of ``replica_lost``.
     """
 
     def replica_ready(self, replica: Replica) -> None: ...
     def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None: ...
     def replica_failed(self, replica: Replica) -> None: ...
     def replica_unreachable(self, replica: Replica) -> None:
-        """It does not answer, and is tried again and again; what was in flight gets its own end."""
+        """The server does not answer and is probed repeatedly. Requests in flight get their own ends."""
 
     def replica_outputs(self, replica: Replica, outputs: list[Output], stats: StepStats | None) -> None: ...
     def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None: ...
     def replica_refused(
         self, replica: Replica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
     ) -> None:
-        """Ended before anything of an answer came. ``counts``: a failure for the breaker (and not the
-        request's own fault); ``retry``: another try may fare better."""
+        """The replica ended a request before its answer began. ``counts``: the breaker counts a failure, as the request
+        itself was not the cause. ``retry``: another attempt may succeed."""
 
     def replica_broke(self, replica: Replica, ticket: Ticket, error: InferdError) -> None:
-        """Something was raised here between the replica and the request: it ends, if it has not ended."""
+        """An exception was raised in the gateway while an output was processed: end the request, if it has not ended."""
 
     def replica_has_room(self) -> None: ...
 
 
 class DirectPrediction(Protocol):
-    """A prediction that is in flight without a ticket (``router.direct_prediction``)."""
+    """A prediction in flight without a ticket (``router.direct_prediction``)."""
 
     class_number: int
     request: PredictRequest
 
     def complete(self, prediction: Prediction, end: End) -> bool:
-        """It is answered; False: the answer could not be delivered, and the request needs a ticket."""
+        """Deliver the answer; False: that failed, and the request was converted into a ticket."""
         ...
 
     def flush(self) -> None:
-        """Let the client have what was delivered."""
+        """Write the delivered answer to the client."""
 
     def convert(self) -> None:
-        """Become an ordinary request in flight."""
+        """Convert the request into a ticket in flight."""
 
 
 class LocalReplica:
-    """Owns what is in flight in one worker."""
+    """The requests in flight in one worker process."""
 
     kind: Kind = "local"
     weight = 1.0
@@ -227,7 +229,7 @@ class LocalReplica:
         )
         self.pinned_files = pinned_files
         self._in_flight: dict[str, Ticket] = {}
-        self.direct: dict[str, DirectPrediction] = {}  # in flight as well, on the direct path
+        self.direct: dict[str, DirectPrediction] = {}  # in flight on the direct path, by id
         self._by_class = [0] * len(CLASSES)
         self._calls: dict[int, asyncio.Future[Answered]] = {}
         self._call_ids = itertools.count()
@@ -253,21 +255,21 @@ class LocalReplica:
 
     @property
     def rss_bytes(self) -> int:
-        """Resident memory of the worker, as last heard."""
+        """Resident memory of the worker in bytes, by its last report."""
         return self._supervisor.rss_bytes
 
     @property
     def restarts(self) -> int:
-        """Of its worker, so far."""
+        """How often the worker was restarted."""
         return self._supervisor.restarts
 
     def measure_rss(self) -> int:
-        """Likewise, of this moment."""
+        """Resident memory of the worker in bytes, measured now."""
         return self._supervisor.measure_rss()
 
     @property
     def pid(self) -> int | None:
-        """The worker's process id, for people and tests."""
+        """The worker's process id, for operators and tests."""
         return self._supervisor.pid
 
     @property
@@ -290,70 +292,71 @@ class LocalReplica:
         return ticket.is_local
 
     def has_room(self, ticket: Ticket) -> bool:
-        """Work of a worse class takes no room from a better one: the engine lets the better one go first, so
-        it must not wait out here for the worse to end."""
+        """Requests of lower classes take no room from higher ones: the engine prefers the higher class, so its requests
+        must not wait in the queue for lower ones to end."""
         return self.has_class_room(class_index(ticket.request.priority))
 
     def has_class_room(self, class_number: int) -> bool:
-        """Likewise for a class, by its place."""
+        """Whether there is room for a request of a class, by the index of the class."""
         return sum(self._by_class[: class_number + 1]) < self.capacity
 
     def start(self) -> None:
         self._supervisor.start()
 
     def probe(self) -> None:
-        """Its supervisor looks all the time."""
+        """No effect: the supervisor checks the worker all the time."""
 
     async def stop(self) -> None:
         await self._supervisor.stop()
 
-    # -- the direct path (``one``) ---------------------------------------------------------
+    # -- the direct path (``direct_prediction``) ----------------------------------------------
 
-    def send_direct(self, one: DirectPrediction) -> None:
-        request = one.request
-        self.direct[request.id] = one
-        self._by_class[one.class_number] += 1
+    def send_direct(self, pending: DirectPrediction) -> None:
+        """Send a prediction of the direct path to the worker."""
+        request = pending.request
+        self.direct[request.id] = pending
+        self._by_class[pending.class_number] += 1
         self.outstanding += 1
         self._supervisor.send(Submit(request))
 
-    def restore_direct(self, one: DirectPrediction) -> None:
-        """It could not be delivered, and is in flight again."""
-        self.direct[one.request.id] = one
-        self._by_class[one.class_number] += 1
+    def restore_direct(self, pending: DirectPrediction) -> None:
+        """Count a prediction as in flight again, as its answer could not be delivered."""
+        self.direct[pending.request.id] = pending
+        self._by_class[pending.class_number] += 1
         self.outstanding += 1
 
     def adopt(self, ticket: Ticket) -> None:
-        """An one becomes an ordinary request in flight."""
+        """Replace a prediction of the direct path by its ticket, which is in flight from now on."""
         del self.direct[ticket.request.id]
         self._in_flight[ticket.request.id] = ticket
 
     def _complete_direct(self, outputs: list[Output]) -> list[Output]:
-        """What the outputs say to direct is done; the others are returned."""
+        """Pass outputs to the predictions of the direct path; returns the outputs for tickets."""
         direct = self.direct
         others: list[Output] = []
         done: list[DirectPrediction] = []
         for output in outputs:
-            one = direct.get(output.request_id)
-            if one is None:
+            pending = direct.get(output.request_id)
+            if pending is None:
                 others.append(output)
                 continue
             if output.end is not None and output.end.outcome == "done" and output.prediction is not None:
                 del direct[output.request_id]
-                self._by_class[one.class_number] -= 1
+                self._by_class[pending.class_number] -= 1
                 self.outstanding -= 1
-                if one.complete(output.prediction, output.end):
-                    done.append(one)
+                if pending.complete(output.prediction, output.end):
+                    done.append(pending)
                 else:
                     others.append(_failed(output.request_id))
             else:
-                one.convert()
+                pending.convert()
                 others.append(output)
-        for one in done:
+        for pending in done:
             try:
-                one.flush()
+                pending.flush()
             except Exception:
-                # A request boundary: the others of this frame are told all the same.
-                _log.exception("request %s could not be told that it ended", one.request.id)
+                # A request boundary: the other predictions of this frame are still written.
+                _log.exception("request %s could not be told that it ended", pending.request.id)
         return others
 
     # -- generating -------------------------------------------------------------------------
@@ -367,11 +370,11 @@ class LocalReplica:
         self._supervisor.send(Submit(request))
 
     def cancel(self, request_id: str) -> None:
-        """The worker is told; its slot is free when the end comes back."""
+        """Send the cancellation to the worker. The request stays in flight until its end arrives."""
         self._supervisor.send(Cancel(request_id))
 
     def pause(self, request_id: str) -> None:
-        """Pieces of a text go on: while they wait they merge into one. Whole answers do not merge."""
+        """Pause a request with several predictions. Text outputs are not paused, as waiting ones are merged."""
         self._pause(request_id, True)
 
     def resume(self, request_id: str) -> None:
@@ -386,14 +389,14 @@ class LocalReplica:
         return self._in_flight.get(request_id)
 
     def release(self, ticket: Ticket) -> None:
-        """The worker has ended a request."""
+        """Remove the ticket of a request that has ended."""
         del self._in_flight[ticket.request.id]
         self._by_class[class_index(ticket.request.priority)] -= 1
         self.outstanding -= ticket.request.width
 
     def convert_direct(self) -> None:
-        for one in tuple(self.direct.values()):
-            one.convert()
+        for pending in tuple(self.direct.values()):
+            pending.convert()
 
     def release_all(self) -> list[Ticket]:
         self.convert_direct()
@@ -420,11 +423,11 @@ class LocalReplica:
         return answer.text
 
     async def check(self, requests: list[GenerateRequest]) -> None:
-        """Raises what the first request is refused for that cannot be prepared."""
+        """Raises the error of the first request that cannot be prepared."""
         await self._call(lambda call_id: Check(call_id, requests))
 
     async def _call(self, message: Callable[[int], Tokenize | Detokenize | Check]) -> Answered:
-        """Raises what the worker failed with; Unavailable when it is lost meanwhile."""
+        """Call the worker and wait for its answer. Raises the worker's error; Unavailable when the worker dies."""
         if len(self._calls) >= MAX_CALLS:
             raise Overloaded(f"{MAX_CALLS} tokenizer calls are already waiting; try again later.")
         call_id = next(self._call_ids)
@@ -441,7 +444,7 @@ class LocalReplica:
             raise from_failure(answer.failure)
         return answer
 
-    # -- the supervisor's owner -------------------------------------------------------------
+    # -- calls from the supervisor ------------------------------------------------------------
 
     def worker_ready(self, info: ModelInfo) -> None:
         self.pinned_files.note_loaded(info.artifact)

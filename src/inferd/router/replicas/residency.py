@@ -1,4 +1,4 @@
-"""Which models leave memory so that another fits. Pure: the decision alone."""
+"""The decision which models are unloaded from memory so that another one fits. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from inferd.types import RANKS, PriorityClass
 
 
 class Resident(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is in memory, or on its way in or out."""
+    """A model that is in memory, is being loaded or is being unloaded."""
 
     name: str
     num_bytes: int
-    is_pinned: bool = False  # never asked to leave
-    is_idle: bool = True  # nothing waits for it or is in flight in it
+    is_pinned: bool = False  # never unloaded for another model
+    is_idle: bool = True  # no request is queued or in flight
     last_used_at: float = 0.0
     priority: PriorityClass = "normal"
 
 
 class RoomDecision(msgspec.Struct, frozen=True):
-    """The verdict. ``wait``: what is missing would be there once busy models are idle."""
+    """The decision of ``make_room``.
+
+    ``fits``: there is enough memory. ``evict``: unload the models of ``evict`` first. ``wait``: there will be enough
+    when busy models are idle. ``never``: there is not enough even then; ``missing_bytes`` more would be needed.
+    """
 
     action: Literal["fits", "evict", "wait", "never"]
     evict: tuple[str, ...] = ()
@@ -30,10 +34,10 @@ class RoomDecision(msgspec.Struct, frozen=True):
 
 
 def make_room(residents: Sequence[Resident], need_bytes: int, budget_bytes: int) -> RoomDecision:
-    """Whether ``need_bytes`` more fit into the budget, and who leaves for it.
+    """Whether ``need_bytes`` more fit into the budget, and which models are unloaded for them.
 
-    Models of the class batch leave first, then the least recently used; nobody leaves in vain, and nobody
-    who has work or is pinned.
+    Models of the class batch are unloaded first, then the least recently used. No model is unloaded that has requests
+    or is pinned, and none without need.
     """
     missing = need_bytes + sum(resident.num_bytes for resident in residents) - budget_bytes
     if missing <= 0:
@@ -53,7 +57,7 @@ def make_room(residents: Sequence[Resident], need_bytes: int, budget_bytes: int)
     freed = sum(one.num_bytes for one in leaving)
     if freed < missing:
         return RoomDecision("wait", (), missing)
-    for resident in list(leaving):  # a later, larger one may have made an earlier one's leaving needless
+    for resident in list(leaving):  # a later, larger model may make it needless to unload an earlier one
         if freed - resident.num_bytes >= missing:
             leaving.remove(resident)
             freed -= resident.num_bytes
