@@ -89,18 +89,18 @@ class DirectPrediction(ABC):
 
         False: the delivery raised an exception. The request was converted and now belongs to the general path.
         """
-        request, slot, told = self.request, self._slot, end.timings
+        request, slot, reported = self.request, self._slot, end.timings
         now, arrived_at = clock.now(), request.arrived_at
         end = End(
             "done",
             end.usage,
             Timings(
                 self._sent_at - arrived_at,
-                told.tokenized,
-                told.scheduled,
-                told.first_token,
+                reported.tokenized,
+                reported.scheduled,
+                reported.first_token,
                 now - arrived_at,
-                told.steps_s,
+                reported.steps_s,
             ),
         )
         slot.pool.fleet.health.answered(slot.member, now - self._sent_at, self._sent_at, now)

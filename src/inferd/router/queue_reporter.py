@@ -14,7 +14,7 @@ _REPORT_EVERY_S = 0.02
 
 
 class QueueReporter:
-    """Emits ``QueueChanged`` for one model. ``num_backing_off``: how many requests wait for a retry outside the queue."""
+    """Emits ``QueueChanged`` for one model. ``num_backing_off``: the number of requests in backoff before a retry."""
 
     __slots__ = ("_emit", "_fleet", "_model", "_num_backing_off", "_queue", "_reported_at", "is_scheduled")
 

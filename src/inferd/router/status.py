@@ -30,7 +30,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_fallback: bool = False
     restarts: int = 0  # of its worker
     pid: int | None = None  # of its worker
-    artifact: str = ""  # the hash of the model's files when the worker loaded them
+    artifact: str = ""  # the identity of the model's files when the worker loaded them
     detail: str = ""  # the reason of the state, for the operator
 
 

@@ -335,7 +335,7 @@ class Fleet:
 
     async def _apply_to_locals(self, config: ModelConfig) -> list[str]:
         """Replace, add and remove workers; returns the changes as sentences. Raises ModelLoadError."""
-        said = []
+        changes = []
         workers = self.locals
         outdated = await self._outdated(config)
         stale = [
@@ -352,7 +352,7 @@ class Fleet:
             await self._replace(member, config)
         if replaced:
             why = ", as the model's files are others now" if any(w in outdated for w in replaced) else ""
-            said.append(f"{self._name}: {_replicas(len(replaced))} replaced by new ones{why}")
+            changes.append(f"{self._name}: {_replicas(len(replaced))} replaced by new ones{why}")
         missing = config.num_local - len(workers)
         if missing > 0:
             self._load_config, self._planned_bytes = config, None
@@ -363,8 +363,8 @@ class Fleet:
                 raise UpstreamFailed(f"No remote server of {self._name!r} answers; its local replicas stay.")
         await asyncio.gather(*(self._retire(member) for member in leaving))
         if missing or leaving:
-            said.append(f"{self._name}: {_replicas(config.num_local)} instead of {len(workers)}")
-        return said
+            changes.append(f"{self._name}: {_replicas(config.num_local)} instead of {len(workers)}")
+        return changes
 
     async def _replace(self, old: Member, config: ModelConfig) -> None:
         """Replace one worker. Raises ModelLoadError; the old worker, or a new one with its files, serves then."""
@@ -378,8 +378,8 @@ class Fleet:
                 raise
             await self._retire(old)
             return
-        # Memory does not allow both: other replicas serve meanwhile, or requests wait. The new files are checked first as
-        # far as that is possible without loading them, because the old files may have been deleted.
+        # Memory does not allow both: other replicas serve meanwhile, or requests wait. The new files are checked first,
+        # as far as that is possible without loading them, because the old files may have been deleted.
         from inferd.registry.artifact import artifact_of
         from inferd.registry.source import is_remote
 

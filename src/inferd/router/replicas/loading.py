@@ -134,10 +134,8 @@ class Loading:
         Raises Overloaded, with the memory plan, when it does not fit; ModelLoadError; Unavailable.
         """
         pool.refuse_loads(None)
-        was_operator_unloaded, pool.fleet.is_operator_unloaded = (
-            pool.fleet.is_operator_unloaded,
-            False,
-        )  # from now on requests wait for it
+        was_operator_unloaded = pool.fleet.is_operator_unloaded
+        pool.fleet.is_operator_unloaded = False  # from now on requests wait for the model
         try:
             bound = await self._reserve(pool) if pool.fleet.residency == "absent" else None
             await pool.fleet.load(bound)
@@ -197,7 +195,8 @@ class Loading:
     async def _reserve_room(self, pool: Pool, need: int, *, is_last: bool) -> bool:
         """Whether ``need`` bytes were reserved; other models were unloaded for that where necessary.
 
-        False: busy models must become idle first. With ``is_last`` Overloaded is raised then.
+        False: busy models must become idle first. Raises Overloaded where the memory is too small even then, and with
+        ``is_last`` in place of returning False.
         """
         async with self._deciding:
             budget = self._budget()

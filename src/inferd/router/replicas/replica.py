@@ -161,7 +161,7 @@ class ReplicaOwner(Protocol):
         itself was not the cause. ``retry``: another attempt may succeed."""
 
     def replica_broke(self, replica: Replica, ticket: Ticket, error: InferdError) -> None:
-        """An exception was raised in the gateway while an output was processed: end the request, if it has not ended."""
+        """An exception was raised while an output was processed: end the request, if it has not ended."""
 
     def replica_has_room(self) -> None: ...
 

@@ -39,7 +39,7 @@ Accepts = Callable[[Ticket], bool]
 
 
 class QueueEntry:
-    """Where a ticket waits. One per stay: a ticket that comes back gets another."""
+    """A waiting ticket. A ticket that returns to the queue gets a new entry."""
 
     __slots__ = ("flow", "is_live", "ticket")
 
@@ -60,7 +60,7 @@ class Flow:
     def __init__(self, start: float) -> None:
         self.start = start
         self.weight = 0.0  # of the first waiting request; 0 without waiting requests
-        self.entries: deque[QueueEntry] = deque()  # by arrival; some left meanwhile
+        self.entries: deque[QueueEntry] = deque()  # by arrival; some are no longer live
         self.num_live = 0
         self.stamp = 0  # of its valid entry in the heap of the class; 0: it has none
 
@@ -156,7 +156,7 @@ class FairShare:
             skipped.append(heapq.heappop(self._heap))
             entry = flow.first(accepts)
         if entry is None or flow is None:
-            self._heap = skipped  # all of it, in order
+            self._heap = skipped  # every turn, still in the order of the heap
             return None
         skipped.pop()
         self._virtual = flow.start
@@ -184,7 +184,7 @@ class FairShare:
                 self._num_waiting -= 1
                 flow.weight = 0.0
                 if not self.num_live:
-                    self._weights = 0.0  # exactly
+                    self._weights = 0.0  # without the rounding errors of the sum
                     self._virtual = max(self._virtual, flow.start)  # the end of a busy time
         else:
             (self._suspects if entry.ticket.is_suspect else self._returned).remove(entry)

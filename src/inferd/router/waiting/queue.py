@@ -256,7 +256,8 @@ class RequestQueue:
             if used + more > config.max_share_per_tenant * bound:
                 return Overloaded(
                     f"Your share of the model's queue is full while others wait: {used} of your {noun} wait already, "
-                    f"the request has {more}, and {int(config.max_share_per_tenant * bound)} may wait. Try again later.",
+                    f"the request has {more}, and {int(config.max_share_per_tenant * bound)} may wait. "
+                    "Try again later.",
                     code="tenant_queue_full",
                 )
         return None
