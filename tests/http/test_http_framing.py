@@ -822,3 +822,34 @@ def test_an_application_without_error_bodies_refuses_a_malformed_body_in_plain_t
             assert b"content-type: text/plain" in received
 
     served(then)
+
+
+def test_a_partly_read_head_is_read_on_when_another_object_answers_the_request_before_it() -> None:
+    host, wire = Host(), Wire()
+    taken = list[Exchange]()
+
+    def express(connection: Connection, data: bytes) -> bool:
+        exchange = Exchange(connection, "GET", b"/first", [], "1.1", keep_alive=True)
+        exchange.end_body()
+        connection.serve(exchange)
+        taken.append(exchange)
+        return True
+
+    host.express = express
+    first, begin, rest = b"GET /first HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /second HTTP/1.1\r\nho", b"st: x\r\n\r\n"
+
+    async def main() -> None:
+        connection = Connection(host)
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        connection.data_received(first)
+        connection.data_received(begin)
+        replacement = Exchange(connection, "GET", b"/first", [], "1.1", keep_alive=True)
+        replacement.end_body()
+        connection.serve(replacement)
+        connection.data_received(rest)
+        replacement.answer(200, (), b"ok")
+
+    asyncio.run(main())
+    assert len(taken) == 1
+    assert host.seen == [("GET", b"/second", b"")]
+    assert wire.written.count(b"HTTP/1.1 200") == 2

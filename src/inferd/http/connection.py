@@ -692,8 +692,9 @@ class Connection(ClientConnection):
     def serve(self, serving: Responder) -> None:
         """Make ``serving`` the current request. It was read without the parser, or it replaces the current request."""
         self._current = serving
-        self._phase = _ANSWERING
-        self._in_headers = False
+        if self._at_boundary:  # otherwise the head of the next request is being read
+            self._phase = _ANSWERING
+            self._in_headers = False
 
     @property
     def is_stopping(self) -> bool:
