@@ -98,6 +98,7 @@ class Connection(ClientConnection):
         "cost_credit",
         "first_window",
         "has_answered",
+        "is_closing",
         "is_writable",
         "max_frame",
         "receive_budget",
@@ -113,6 +114,7 @@ class Connection(ClientConnection):
         self._server = server
         self._soon = server.call_soon
         self._phase = _PREFACE_PHASE
+        self.is_closing = False  # nothing is read any more; faster than comparing the phase for each frame
         self._since = now = clock.now()  # of the phase, where it has a time limit
         self._timer: asyncio.TimerHandle | None = None  # ends the connection after it began to close
         # Reading.
@@ -147,17 +149,16 @@ class Connection(ClientConnection):
         self.table_update = b""
         self.is_writable = True
 
-    @property
-    def is_closing(self) -> bool:
-        """Whether nothing is read any more."""
-        return self._phase >= _CLOSING
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self.is_closing = phase >= _CLOSING
 
     # -- called by the transport ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if not self._server.accepts_connection():
-            self._phase = _CLOSED
+            self._enter(_CLOSED)
             self._transport.write(
                 _SETTINGS + f.goaway(0, f.ENHANCE_YOUR_CALM, "too_many_connections: raise server.max_connections")
             )
@@ -167,7 +168,7 @@ class Connection(ClientConnection):
         self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._phase = _CLOSED
+        self._enter(_CLOSED)
         self._out.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -177,7 +178,7 @@ class Connection(ClientConnection):
 
     def data_received(self, data: bytes) -> None:
         self._has_received = True
-        if self._phase >= _CLOSING:
+        if self.is_closing:
             return
         if self._unparsed:
             data = self._unparsed + data
@@ -210,7 +211,7 @@ class Connection(ClientConnection):
             return
         if at < len(data):
             self._unparsed = data[at:]
-            if spent >= cost.MAX_PER_TURN and self._phase < _CLOSING:
+            if spent >= cost.MAX_PER_TURN and not self.is_closing:
                 self._wait_for_turn()
         if self._unacknowledged >= WINDOW // 2:
             self._receivable += self._unacknowledged
@@ -230,7 +231,7 @@ class Connection(ClientConnection):
         self._is_turn_pending = False
         if self._transport.is_closing():
             return
-        if self._phase < _CLOSING:
+        if not self.is_closing:
             if not self.is_writable:
                 return  # ``resume_writing`` continues
             data, self._unparsed = self._unparsed, b""
@@ -239,7 +240,7 @@ class Connection(ClientConnection):
             self._transport.resume_reading()
 
     def write(self, data: bytes) -> None:
-        if self._phase >= _CLOSING:
+        if self.is_closing:
             return
         out = self._out
         if not out:
@@ -287,11 +288,11 @@ class Connection(ClientConnection):
             if f.PREFACE.startswith(data):
                 self._unparsed = data
             else:
-                self._phase = _CLOSED
+                self._enter(_CLOSED)
                 self._transport.write(_HTTP1)
                 self._transport.close()
             return 0
-        self._phase = _SETTINGS_PHASE
+        self._enter(_SETTINGS_PHASE)
         self.write(_PREFACE)
         return size
 
@@ -337,7 +338,7 @@ class Connection(ClientConnection):
                 self._headers(number, data, start, stop, flags)
             else:
                 self._control_frame(kind, flags, number, data[start:stop])
-            if self._phase >= _CLOSING:
+            if self.is_closing:
                 return end
         return at
 
@@ -499,7 +500,7 @@ class Connection(ClientConnection):
             return
         self._expected_kind = None
         if self._phase is _SETTINGS_PHASE:
-            self._phase = _OPEN
+            self._enter(_OPEN)
         self.cost += cost.FRAME * (2 + len(self.streams))
         for name, value in dict(f.read_settings(payload)).items():  # the last value of a name counts
             if name == f.INITIAL_WINDOW_SIZE:
@@ -563,11 +564,12 @@ class Connection(ClientConnection):
         if self._phase is _PREFACE_PHASE:
             self._close(_CLOSING)
             return
-        self._phase, self._since = _SHUTTING_DOWN, clock.now()
+        self._enter(_SHUTTING_DOWN)
+        self._since = clock.now()
         self.write(f.goaway(f.MAX_WINDOW, f.NO_ERROR) + f.frame(f.PING, 0, 0, _PING_PAYLOAD))
 
     def _send_final_goaway(self) -> None:
-        self._phase = _DRAINING
+        self._enter(_DRAINING)
         self._last_served = self._last_seen
         self.write(f.goaway(self._last_seen, f.NO_ERROR))
         if not self.streams:
@@ -615,7 +617,7 @@ class Connection(ClientConnection):
     def _close(self, phase: Phase) -> None:
         """Send what was written, then end the connection. ``phase``: CLOSING or FAILED."""
         self._flush()
-        self._phase = phase
+        self._enter(phase)
         if self._timer is None:
             self._since = clock.now()
             end_writing(self._transport)
