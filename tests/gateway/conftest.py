@@ -27,7 +27,7 @@ def sent_directly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ids of the requests of which a worker was told that nobody waits for them any more."""
+    """Ids of the requests that a worker was told to cancel."""
     ids: list[str] = []
     cancel = LocalReplica.cancel
 

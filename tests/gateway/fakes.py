@@ -294,7 +294,7 @@ class FakePermit:
 
 
 class FakeDoor:
-    """Knows the keys it is given, and refuses everybody's work while ``refusal`` is set."""
+    """Knows the keys it is given, and refuses every request while ``refusal`` is set."""
 
     def __init__(self, keys: dict[str, Principal]) -> None:
         self.keys = keys
@@ -470,7 +470,7 @@ class Running(Told):
         self.loop = asyncio.get_running_loop()
         self.app = create_app(self.router, self._config, self.emit, **{"metrics": lambda: b"# metrics\n", **self._app})
         server = self._config.server if isinstance(self._config, Config) else self._config
-        server = msgspec.structs.replace(server, port=0)  # the usual one may be somebody's
+        server = msgspec.structs.replace(server, port=0)  # the default port may be in use
         self.server = HttpServer(self.app, server, emit=self.emit)
         self.port = self.server.port
         self._started.set()

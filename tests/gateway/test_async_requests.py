@@ -1,4 +1,4 @@
-"""A handle now, the answer later: nobody's connection is needed, and nobody else sees it."""
+"""A handle now, the answer later: without an open connection, and visible to its own key only."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_there_are_bounds(server: Running, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_small_answers_are_not_kept_without_number(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused ones cost nobody's quota."""
+    """Refused requests use no quota."""
     monkeypatch.setattr("inferd.gateway.background.MAX_KEPT", 2)
     places = [begin(server, {"messages": []}).headers["location"] for _ in range(3)]
     assert ask(server, "GET", places[-1], prefer="wait=10").json()["http_status"] == 400

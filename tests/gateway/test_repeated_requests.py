@@ -311,7 +311,7 @@ def test_a_client_that_leaves_does_not_end_the_waiting_requests(server: Running)
             assert server.router.submitted.acquire(timeout=10)
             waiting = pool.submit(ask, server, body)
             (flight,) = server.app._context.flights.values()
-            wait_for(lambda: bool(flight._callbacks))  # who waits for it
+            wait_for(lambda: bool(flight._callbacks))  # a request waits for it
         assert server.router.streams[0].closed.wait(10)
         server.put(server.router.streams[0], Output("x", (), None, End("cancelled")))
         assert server.router.submitted.acquire(timeout=10)

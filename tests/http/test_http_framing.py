@@ -1,4 +1,4 @@
-"""HTTP/1.1 as it is on the wire: what two programs could read differently is read by nobody.
+"""HTTP/1.1 as it is on the wire: what two programs could read differently is refused.
 
 The oracle is h11, a parser that shares no line with ours: of any bytes we must see the requests that it
 sees, or fewer, and never others.

@@ -103,7 +103,7 @@ def test_clients_come_in_over_tls_and_a_certificate_is_replaced_under_load(
             here = (place.hostname or "", place.port or 0)
             assert ssl.get_server_certificate(here) == first[0].read_text()
             put(tmp_path, *second)
-            assert ssl.get_server_certificate(here) == first[0].read_text(), "nobody has asked for the new one yet"
+            assert ssl.get_server_certificate(here) == first[0].read_text(), "no connection since the replacement"
             code, said = inferd("reload")
             assert (code, "server.tls: new connections" in said) == (0, True), said
             assert ssl.get_server_certificate(here) == second[0].read_text()

@@ -175,7 +175,7 @@ class Flood:
         await talk.end()
 
     async def is_held_back(self) -> None:
-        """Wait until nobody takes any more of it."""
+        """Wait until the client reads no more of it."""
         before = -1
         while before != self.num_sent or not self.num_sent:
             before = self.num_sent

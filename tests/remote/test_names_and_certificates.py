@@ -217,7 +217,7 @@ def test_a_name_that_is_gone_is_told_and_found_again(monkeypatch: pytest.MonkeyP
 
 
 def test_a_peer_that_takes_connections_and_never_says_anything_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel does, with nobody behind it."""
+    """The kernel accepts the connection, and no program does."""
     monkeypatch.setattr("inferd.router.replicas.remote_replica.PROBE_TIMEOUT_S", 0.1)
 
     async def main() -> None:

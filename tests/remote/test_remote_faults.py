@@ -192,7 +192,7 @@ def test_a_server_that_falls_silent_ends_the_stream_with_an_error() -> None:
         assert end.failure is not None
         assert (end.outcome, end.failure.code) == ("failed", "upstream_idle_timeout")
         assert heard.data == event(piece("a"))
-        assert end.usage.completion_tokens == 1  # counted here, as nobody told
+        assert end.usage.completion_tokens == 1  # counted here, as the remote server sent no usage
 
     asked(silent_after_one, then, idle_timeout_s=0.1)
 

@@ -363,7 +363,7 @@ class PoolMachine(RuleBasedStateMachine):
         self._do(supervisor.owner.worker_ready, INFO)
 
     def _answer(self, supervisor: FakeSupervisor, data: st.DataObject) -> None:
-        """Some outputs and some ends; also some that nobody asked for."""
+        """Some outputs and some ends; also some of unknown requests."""
         outputs = []
         for name in sorted(supervisor.holds):
             kind = data.draw(st.sampled_from(["nothing", "token", "token", "end"]))

@@ -253,7 +253,7 @@ def test_a_hanging_load_is_cut_off_at_its_timeout() -> None:
         async with serving("hang", until_ready=False, load_timeout_s=1.0) as (router, witness):
             await until(lambda: witness.count("hung") >= 1, "the load is called hung")
             await router.settled()
-            assert witness.count("starting") == 1, "as long again would help nobody"
+            assert witness.count("starting") == 1, "a second try would take as long"
             failure = router.load_failures()["tiny"]
             assert (failure.kind, "load_timeout_s, 1 s" in failure.message) == ("model_load", True), failure
 

@@ -38,7 +38,7 @@ def test_however_slowly_it_is_read_a_stream_says_the_same_and_ends_once(
     script: list[tuple[list[tuple[int, str, int]], bool]],
 ) -> None:
     async def scenario() -> None:
-        stream = Stream("r", lambda: pytest.fail("nobody closed it"))
+        stream = Stream("r", lambda: pytest.fail("the stream was closed unasked"))
         pushed: list[Output] = []
         read: list[Output] = []
         for number, (parts, reads_now) in enumerate(script):

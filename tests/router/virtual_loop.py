@@ -16,7 +16,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         look = selector.select
 
         def select(timeout: float | None = None) -> Any:
-            assert timeout is not None, "everybody waits for ever"
+            assert timeout is not None, "every task waits for ever"
             self.now += timeout
             return look(0)
 

@@ -1,4 +1,4 @@
-"""The server is changed by those who may, and a key never makes a stronger one."""
+"""The admin API changes the server with an admin key only, and a key never makes a stronger one."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_message_is_opened_no_further_than_its_method_takes(server: GrpcRunnin
 GOOD = infer_request().SerializeToString()
 TINY = {
     "fields that are known and empty": b"\x22\x00" * MAX_FIELDS,
-    "fields that nobody knows": b"\x98\x06\x01" * MAX_FIELDS,
+    "unknown fields": b"\x98\x06\x01" * MAX_FIELDS,
     "groups": b"\x9b\x06\x9c\x06" * MAX_FIELDS,
     "fields within a group": b"\x9b\x06" + b"\x08\x01" * MAX_FIELDS + b"\x9c\x06",
     "parameters": sized(4, sized(1, b"k") + sized(2, b"\x08\x01")) * (MAX_PARAMETERS + 1),

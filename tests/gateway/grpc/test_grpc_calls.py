@@ -312,7 +312,7 @@ def reflected(connected: grpc.Channel, *asked: bytes) -> list[Any]:
 
 def test_reflection_reads_past_what_it_does_not_know(connected: grpc.Channel) -> None:
     known = reflection_pb2.ServerReflectionRequest(host="h", file_containing_symbol="grpc.health.v1.Health")
-    number, text = b"\x78\x05", b"\x7a\x01x"  # fields 15, which nobody has
+    number, text = b"\x78\x05", b"\x7a\x01x"  # fields 15, which no message has
     plain, *others = reflected(
         connected,
         known.SerializeToString(),
@@ -374,7 +374,7 @@ def test_what_is_not_served_is_logged_as_such(server: GrpcRunning, connected: gr
     assert (told.status, told.error_code) == (501, "unsupported")
 
 
-# -- who may ----------------------------------------------------------------------------------------
+# -- permissions ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

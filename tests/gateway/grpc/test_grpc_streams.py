@@ -51,7 +51,7 @@ def is_last(answer: Any) -> bool:
 
 
 def test_requests_are_answered_as_they_are_done(server: GrpcRunning, connected: grpc.Channel) -> None:
-    """The first one takes longest, and holds nobody back."""
+    """The first request takes longest, and delays no other."""
     server.router.answer = None
     asking = Asking(connected)
     for name in ("slow", "fast"):

@@ -1,4 +1,4 @@
-"""What the gateway reads of requests about texts, and whom it lets them through to."""
+"""The fields that the gateway reads in requests about texts, and the models that it sends them to."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
     "windows that open by a byte": lambda number: f.window_update(0, 1),
     "windows of streams that are over": lambda number: f.window_update(1, 1) if number else asking(1, is_end=True),
     "goodbyes": lambda number: f.frame(f.GOAWAY, 0, 0, bytes(8)),
-    "frames that nobody knows": lambda number: f.frame(77, 0, 0),
+    "unknown frames": lambda number: f.frame(77, 0, 0),
     "data without content": lambda number: data(1) if number else asking(1),
     "data of a byte": lambda number: data(1, b"x") if number else asking(1),
     "padding without content": lambda number: f.frame(f.DATA, f.PADDED, 1, b"\x03abc") if number else asking(1),
@@ -132,7 +132,7 @@ def test_a_turn_of_the_loop_does_no_more_than_a_turns_work(name: str) -> None:
 
 
 def test_connections_that_have_more_to_do_take_turns() -> None:
-    """One slice of one of them in each turn of the loop, so that the loop hears everybody else in between."""
+    """One slice of one of them in each turn of the loop, so that the loop serves other connections in between."""
     done: list[str] = []
     turn: list[Callable[[], None]] = []
     turn_queue = TurnQueue(turn.append)
@@ -279,7 +279,7 @@ def test_there_are_so_many_streams_and_no_more() -> None:
 
 
 def test_nothing_is_read_from_a_peer_that_does_not_read() -> None:
-    """So whoever asks and asks without taking answers makes us keep no more than one window."""
+    """So requests of a peer that takes no answers make the server keep one window at most."""
     peer = Peer()
     peer.send(PREFACE)
     peer.connection.pause_writing()

@@ -1,4 +1,4 @@
-"""The index of prefixes knows who has seen what, of whom, and never grows beyond its bound."""
+"""The index of prefixes knows which replica has seen which prefix of which tenant, within its bound."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_a_factor_of_zero_switches_it_off() -> None:
 
 
 class OutlierMachine(RuleBasedStateMachine):
-    """Whatever latencies come and whoever leaves: at most half, and nobody for ever."""
+    """For any latencies and any removed replicas: at most half are ejected, and none for ever."""
 
     def __init__(self) -> None:
         super().__init__()

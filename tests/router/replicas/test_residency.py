@@ -1,4 +1,4 @@
-"""Who leaves memory for whom: nobody in vain, nobody who works, nobody pinned."""
+"""Models unloaded for another one: none without need, none with requests, none that is pinned."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_verdict_keeps_the_books(residents: list[Resident], need: int, budge
         assert room.evict
         assert left <= budget
         assert set(room.evict) <= idle
-        for name in room.evict:  # nobody in vain
+        for name in room.evict:  # none without need
             assert left + used[name] > budget
     elif room.action == "wait":
         assert need + sum(used.values()) - sum(used[name] for name in idle) > budget

@@ -52,7 +52,7 @@ def test_two_tenants_that_both_wait_are_served_by_weight_up_to_one_request_each(
             for pair, (now, low, high) in pairs.items():
                 now += served * ((pair[0] == tenant) - (pair[1] == tenant))
                 low, high = min(low, now), max(high, now)
-                # The request that ends somebody's waiting is part of the interval too.
+                # The request that ends a tenant's waiting is part of the interval too.
                 assert high - low <= LARGEST / WEIGHTS[pair[0]] + LARGEST / WEIGHTS[pair[1]] + 1e-6
                 pairs[pair] = (now, low, high)
         for one, other in pairs:

@@ -1,4 +1,4 @@
-"""The queue's laws: order, bounds, no class starves, and whoever left is never handed out."""
+"""The queue's laws: order, bounds, no class starves, and a cancelled request is never handed out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank(waiting: Ticket) -> int:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Against a plain list: who waits is known, so is what each pop may answer."""
+    """Compared with a plain list, which shows the waiting requests and the allowed results of each pop."""
 
     config = QueueConfig(max_requests=6, max_tokens=100, max_bytes=1000, max_share_per_tenant=0.5, aging_every=3)
 
