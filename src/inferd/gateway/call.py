@@ -353,12 +353,12 @@ async def read_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
     chunks: list[bytes] = []
     began = clock.now()
     while True:
-        left = began + timeout_s + call.request_bytes / SLOWEST_BODY - clock.now()
+        remaining_s = began + timeout_s + call.request_bytes / SLOWEST_BODY - clock.now()
         try:
-            async with asyncio.timeout(min(left, BODY_IDLE_TIMEOUT_S)):
+            async with asyncio.timeout(min(remaining_s, BODY_IDLE_TIMEOUT_S)):
                 message = await call.receive()
         except TimeoutError:
-            raise _too_slow(call, left, timeout_s) from None
+            raise _too_slow(call, remaining_s, timeout_s) from None
         if message["type"] == "http.disconnect":
             raise ClientLeft
         chunk: bytes = message.get("body", b"")
@@ -371,8 +371,8 @@ async def read_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _too_slow(call: Call, left: float, timeout_s: float) -> BodyTimeout:
-    if left > BODY_IDLE_TIMEOUT_S:
+def _too_slow(call: Call, remaining_s: float, timeout_s: float) -> BodyTimeout:
+    if remaining_s > BODY_IDLE_TIMEOUT_S:
         return BodyTimeout(f"No part of the body arrived for {BODY_IDLE_TIMEOUT_S:.0f} s; send it again.")
     return BodyTimeout(
         f"The body did not arrive within {timeout_s:g} s and a second for every {SLOWEST_BODY >> 10} KiB of it "

@@ -1,5 +1,6 @@
-"""What operators and probes ask: the admin API, health, the OpenAPI document and the pages for a browser.
+"""The endpoints for operators and probes: the admin API, health, the OpenAPI document and the pages for a browser.
 
-Knows which key may see what. Does not know how a change is carried out, which is the composition root's (``app``).
+Knows which parts of the server's state a key may see. Does not know how a change is carried out, which ``inferd.app``
+does.
 Read first: ``endpoints.py``.
 """

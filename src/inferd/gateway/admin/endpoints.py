@@ -1,8 +1,8 @@
-"""The admin API: what is going on, and changing it. Every route here needs the scope admin.
+"""The admin API: the server's state, and changes of it. Every route here needs the scope admin.
 
-Knows which admin may see what; carrying it out is ``ControlActions``', which also refuses to make a key
-that may more than its maker. An admin key of a tenant sees and makes that tenant's keys alone; the
-operator, at the control socket, all.
+An admin key of a tenant sees that tenant's keys and the models that it may use. The operator, at the control socket,
+sees everything. ``ControlActions`` carries changes out, and refuses to make a key that allows more than the key that
+makes it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def status(context: Context, call: Call) -> Response:
 
 
 def _shown_to(context: Context, principal: Principal, report: ServerReport) -> ServerReport:
-    """What of a server's state a tenant's admin sees: the models that its key may use, its own tenant's limits, and no
-    path. The operator, who belongs to no tenant, sees all."""
+    """The part of a server's state that a tenant's admin key may see: the models that it may use and its own tenant's
+    limits, without paths. The operator's principal has no tenant and may see everything."""
     if not principal.tenant:
         return report
     models = [_model_shown_to(principal, model) for model in report.models if may_use(context, principal, model.name)]
@@ -66,7 +66,8 @@ def _shown_to(context: Context, principal: Principal, report: ServerReport) -> S
 
 
 def _reload_shown_to(principal: Principal, report: ReloadReport) -> ReloadReport:
-    """What a reload changed, and what is wrong with the file, is sentence with other tenants, models and paths."""
+    """A reload's report, with numbers in place of the details for a tenant: the details may name other tenants, models
+    and paths."""
     if not principal.tenant:
         return report
     return msgspec.structs.replace(
@@ -85,7 +86,8 @@ def drain(context: Context, call: Call) -> Response:
 
 
 def _model_shown_to(principal: Principal, model: ModelReport) -> ModelReport:
-    """What went wrong with a model is sentence with paths of the server and with other models' memory."""
+    """A model's report, without its ``detail`` texts for a tenant: they may have paths of the server and the memory of
+    other models."""
     if not principal.tenant:
         return model
     replicas = [msgspec.structs.replace(replica, detail="") for replica in model.replicas]
@@ -93,8 +95,8 @@ def _model_shown_to(principal: Principal, model: ModelReport) -> ModelReport:
 
 
 async def reload(context: Context, call: Call) -> Response:
-    """200 with what changed; 422 with everything that is wrong: nothing has changed then, or, where the file was
-    accepted, all but the models that failed."""
+    """Read the configuration again. 200: the report has the changes. 422: the file has mistakes and nothing changed, or
+    the file was accepted and some models failed."""
     report = await control_of(context).reload()
     return Response(200 if report.is_whole else 422, encode(_reload_shown_to(call.principal, report)))
 
@@ -139,12 +141,12 @@ async def rotate_key(context: Context, call: Call, key_id: str) -> Response:
 
 
 def _secret(key: NewKey, status: int) -> Response:
-    """Shown once, and kept by nobody on the way."""
+    """The answer with a new key's secret, which no cache on the way may store."""
     return Response(status, encode(key), headers=((b"cache-control", b"no-store"),))
 
 
 async def _own_key(context: Context, call: Call, key_id: str) -> None:
-    """Raises KeyNotFound for a key that the caller may not see, whether or not another tenant has it."""
+    """Raises KeyNotFound for a key that the caller may not see, even if another tenant has it."""
     seen = await control_of(context).keys.list_keys(call.principal.tenant or None)
     if all(info.id != key_id for info in seen):
         raise KeyNotFound(f"There is no key with the id {shown_id(key_id)}; GET /admin/keys lists them.", param="id")

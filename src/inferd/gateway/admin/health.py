@@ -1,4 +1,4 @@
-"""Is the process alive, can it serve, how busy is it: the endpoints probes and dashboards ask."""
+"""The endpoints for probes and dashboards: liveness, readiness, version and load."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def ready(context: Context, call: Call) -> Response:
 def is_ready(router: Upstream) -> bool:
     """Whether requests should be sent here.
 
-    A remote server that is away makes its models unavailable and not this server: a balancer that took it out
-    would take the other models with it, and gain nothing. Where all models are away, there is nothing to send here.
+    A remote server that does not answer makes its own models unavailable. This server stays ready, because a balancer
+    that stops using it would lose the other models as well. Without any ready model the server is not ready.
     """
     if router.draining:
         return False
@@ -78,7 +78,8 @@ def _may_be_away(status: ModelStatus) -> bool:
 
 
 def _shown(context: Context, call: Call) -> Sequence[ModelStatus]:
-    """A probe needs no key; names of models are for those who may list them."""
+    """The models that a probe's answer lists: those that its key may use. A probe without a key is answered, and lists
+    none where keys are needed."""
     try:
         principal = context.door.authenticate(token_of(call))
     except Unauthenticated:

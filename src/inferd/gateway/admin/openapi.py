@@ -69,7 +69,7 @@ def openapi_document() -> bytes:
 
 
 def _add_limits(schema: dict[str, Any]) -> None:
-    """The limits that ``sampling`` checks, where a field's own type is a number."""
+    """Add the limits that ``openai/sampling.py`` checks to the numeric fields of a schema."""
     for name, field in schema["properties"].items():
         limits = RANGES.get(name)
         for option in field.get("anyOf", ()):
@@ -79,7 +79,8 @@ def _add_limits(schema: dict[str, Any]) -> None:
 
 
 def _query(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """A query's parameters, which are the fields of a struct; what has fields of its own is told in its description."""
+    """The parameters of a query, from the fields of its struct. Fields that are objects are left out; the struct's
+    description explains them."""
     return [
         # A list is one value, with commas.
         {"name": name, "in": "query", "schema": field, "explode": False}
@@ -92,7 +93,7 @@ def _operation(route: Route, refs: dict[Wire, Any], components: dict[str, Any]) 
     content: dict[str, Any] = {route.media.decode(): {"schema": refs[route.response] if route.response else {}}}
     if route.chunk is not None:
         content["text/event-stream"] = {
-            # No type: some readers take the body as text, others as its parsed events.
+            # Without a type, because some readers take the body as text, and others as parsed events.
             "schema": {
                 "description": f"Events, each 'data: ' and a {route.chunk.__name__} as JSON; the last is 'data: "
                 "[DONE]'.",

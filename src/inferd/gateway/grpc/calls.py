@@ -1,6 +1,7 @@
-"""gRPC's requests as calls like any other: who asks, what it costs, what the log says of it, what an error becomes.
+"""Serves gRPC's requests as ``Call`` objects: authentication, tasks, the log's values, and statuses for errors.
 
-A ``Call`` reads headers; a request's metadata are its headers. From here on nothing knows which way it came.
+A request's metadata are the headers of its ``Call``. So the code that admits and computes requests is the same for HTTP
+and gRPC.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ from inferd.tenancy.principal import Scope
 
 SERVICE: Final = "inference.GRPCInferenceService"
 
-FEW_BYTES: Final = 4096  # of a message that asks with a name, or with nothing
-MAX_CALLS: Final = 8192  # in tasks at a time; a further one is refused with RESOURCE_EXHAUSTED
+FEW_BYTES: Final = 4096  # the limit of a message with a name or with nothing
+MAX_CALLS: Final = 8192  # calls in tasks at the same time; a further one is refused with RESOURCE_EXHAUSTED
 Endpoint = Callable[[Context, Call, bytes, float | None], Awaitable[bytes]]
-"""Of a call of one answer: room, call, the request's bytes, seconds until its deadline; the answer's bytes."""
+"""Computes the one answer of a call. Takes the context, the call, the request's bytes and the seconds until its
+deadline (None: no deadline); returns the answer's bytes."""
 
 _log = logging.getLogger("inferd.gateway")
 
 
 class GrpcGateway(Protocol):
-    """The gateway, as a door of it sees it."""
+    """The part of ``Gateway`` that gRPC uses."""
 
     @property
     def context(self) -> Context: ...
     def close(self, call: Call) -> None:
-        """The call is over: settle and tell."""
+        """End the call: settle its quota and emit its event."""
 
 
 class Outcome(NamedTuple):
-    """An answer, or the status in its place."""
+    """The result of a call: an answer, or an error status."""
 
     answer: bytes
     status: Status
@@ -58,21 +60,22 @@ class Outcome(NamedTuple):
 
 
 class Calls:
-    """Serves calls of one answer; streams use ``begin`` and ``close`` themselves."""
+    """Serves calls with one answer, and counts the open calls. Streaming methods use ``begin`` and ``close``
+    themselves."""
 
     def __init__(self, gateway: GrpcGateway) -> None:
         self._gateway = gateway
         self._num_open = 0
         self._tasks: dict[asyncio.Task[None], tuple[Call | None, Rpc]] = {}
-        self._waiting: asyncio.Future[None] | None = None  # for the last one's end
+        self._waiting: asyncio.Future[None] | None = None  # set by the end of the last open call
 
     @property
     def context(self) -> Context:
-        """As it is now: a reload replaces it."""
+        """The current context. A reload replaces it."""
         return self._gateway.context
 
     def begin(self, method: str, rpc: Rpc, num_bytes: int) -> Call:
-        """A call that will be closed."""
+        """Make a call and count it as open. It must be closed with ``close``."""
         self._num_open += 1
         return self.make_call(method, rpc, num_bytes)
 
@@ -88,7 +91,7 @@ class Calls:
     def admit(self, rpc: Rpc, method: Method) -> bool:
         """Whether the key in a call's metadata allows the method; if not, the call has been refused.
 
-        Nothing of the request but its headers has been read, opened or kept by then.
+        The check needs the headers alone and comes before any message is read, decompressed or stored.
         """
         if method.scope == "public":
             return True
@@ -105,34 +108,35 @@ class Calls:
         return True
 
     def start(self, method: str, rpc: Rpc, num_bytes: int, answer: Callable[[Call], Awaitable[bytes]]) -> None:
-        """Serve a call of one answer in a task, if there is room for one."""
+        """Serve a call with one answer in a task, or refuse it if there are ``MAX_CALLS`` tasks."""
         if self.has_room(rpc):
             call = self.begin(method, rpc, num_bytes)
             self.spawn(rpc, self._serve(call, rpc, answer), call)
 
     def start_compressed(self, method: UnaryMethod, rpc: UnaryRpc, body: bytes) -> None:
-        """Open a compressed message in a task, and let the method take it."""
+        """Decompress a message in a task, and pass it to the method."""
         if self.has_room(rpc):
             self.spawn(rpc, self._open(method, rpc, body))
 
     async def _open(self, method: UnaryMethod, rpc: UnaryRpc, body: bytes) -> None:
         found = await rpc.decompressed(body)
         if found is not None and not rpc.is_ended:
-            rpc.owner = None  # from here on it is what takes the message
+            rpc.owner = None  # the method sets the next owner
             method.take(rpc, found)
 
     async def _serve(self, call: Call, rpc: Rpc, answer: Callable[[Call], Awaitable[bytes]]) -> None:
         (await self.run(call, rpc, answer(call))).send(rpc)
 
     def spawn(self, rpc: Rpc, serving: Coroutine[Any, Any, None], call: Call | None = None) -> None:
-        """Serve in a task that is cancelled with the stream; ``call`` was begun for it."""
+        """Run ``serving`` in a task that is cancelled with the stream. ``call``: the call that the task serves, which
+        is closed even if the task is cancelled before it runs."""
         rpc.connection.charge(TASK)
         task = rpc.owner = asyncio.get_running_loop().create_task(serving)
         self._tasks[task] = call, rpc
         task.add_done_callback(self._done)
 
     def has_room(self, rpc: Rpc) -> bool:
-        """Whether one more task may be begun; if not, the call has been refused."""
+        """Whether one more task may be started; if not, the call has been refused."""
         if len(self._tasks) < MAX_CALLS:
             return True
         rpc.fail(Status.RESOURCE_EXHAUSTED, f"{MAX_CALLS} calls are under way; come back in a moment.")
@@ -141,19 +145,19 @@ class Calls:
     def _done(self, task: asyncio.Task[None]) -> None:
         call, rpc = self._tasks.pop(task)
         if task.cancelled():
-            if call is not None and not call.is_complete:  # before it began
+            if call is not None and not call.is_complete:  # cancelled before the task ran
                 note_abandoned(call, rpc)
                 self.close(call)
         elif (error := task.exception()) is not None:
             _log.error("a gRPC call broke", exc_info=error)
 
     async def close_abandoned(self, call: Call, rpc: Rpc) -> None:
-        """Close a call whose client has left: its end says what it cost."""
+        """Close a call whose client has disconnected. The end of its stream has the usage."""
         note_abandoned(call, rpc)
         self.close(call)
 
     async def run(self, call: Call, rpc: Rpc, result: Awaitable[bytes]) -> Outcome:
-        """What becomes of a call whose answer is made by ``result``; the call is closed."""
+        """Await the answer of a call, and close the call. An exception becomes an error status."""
         answer, failure = b"", None
         try:
             try:
@@ -174,11 +178,11 @@ class Calls:
             return Outcome(answer, Status.OK, "", trailers)
         self.credit_refusal(rpc)
         status, details = status_of(failure), details_of(failure)
-        del failure  # its traceback has this frame: together they would stay until the collector comes by
+        del failure  # its traceback refers to this frame, and the cycle would wait for the garbage collector
         return Outcome(b"", status, details, trailers)
 
     def close(self, call: Call) -> None:
-        """The call is over, whichever way it went."""
+        """End a call: settle its quota and emit its event."""
         call.is_complete = True
         self._gateway.close(call)
         self._num_open -= 1
@@ -186,26 +190,26 @@ class Calls:
             self._waiting.set_result(None)
 
     def credit_refusal(self, rpc: Rpc) -> None:
-        """A call that was let in is answered with an error. Quotas, a full queue or a model that is not there are no
-        reason to end a connection, on which other calls are under way."""
+        """Give the connection back the cost of a refusal, for an authenticated call. Errors such as a used quota, a
+        full queue or an unknown model must not end a connection with other calls."""
         rpc.connection.cost_credit += REFUSAL_CREDIT
 
     def refuse(self, call: Call, rpc: Rpc, failure: InferdError) -> None:
-        """A call is over before anything was done for it."""
+        """End a call with an error before it was served."""
         rpc.connection.charge(REFUSAL)
         note_outcome(call, failure, 0)
         self.close(call)
         rpc.fail(status_of(failure), details_of(failure), trailers_of(call, failure))
 
     async def wait_closed(self) -> None:
-        """Wait until the books of every call are closed."""
+        """Wait until every call is closed."""
         if self._num_open:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
 
 
 class UnaryEndpoint:
-    """A method of one answer, each call in a task."""
+    """A method with one answer, which serves each call in a task."""
 
     def __init__(self, calls: Calls, name: str, scope: Scope, max_bytes: int, endpoint: Endpoint) -> None:
         self.calls = calls
@@ -227,17 +231,17 @@ class UnaryEndpoint:
 
 
 def time_left(rpc: Rpc) -> float | None:
-    """Seconds until the client's deadline; None: it has none. Raises DeadlineExceeded."""
-    left = rpc.time_left()
-    if left is None:
+    """Seconds until the client's deadline; None: it set no deadline. Raises DeadlineExceeded."""
+    remaining_s = rpc.time_left()
+    if remaining_s is None:
         return None
-    if left <= 0:
+    if remaining_s <= 0:
         raise DeadlineExceeded("The request's deadline had passed when it arrived; give it more time.")
-    return min(left, MAX_TIMEOUT_S)
+    return min(remaining_s, MAX_TIMEOUT_S)
 
 
 def note_outcome(call: Call, failure: InferdError | None, num_bytes: int) -> None:
-    """For the log: how the call was answered. Its status is the one that HTTP has for the same."""
+    """Record how the call was answered, for the log. The recorded status is the HTTP status of the same error."""
     if failure is None:
         call.status = 200
         call.response_bytes += num_bytes
@@ -247,7 +251,7 @@ def note_outcome(call: Call, failure: InferdError | None, num_bytes: int) -> Non
 
 
 def note_abandoned(call: Call, rpc: Rpc) -> None:
-    """Note a call whose answer is not wanted: the client has left, or was told that its deadline has passed."""
+    """Record a call that ended before its answer: the client disconnected, or the deadline passed."""
     if rpc.has_expired:
         note_outcome(call, DeadlineExceeded(EXPIRED), 0)
     else:
@@ -255,8 +259,8 @@ def note_abandoned(call: Call, rpc: Rpc) -> None:
 
 
 def trailers_of(call: Call, failure: InferdError | None) -> Headers:
-    """What goes with the status: the request's id, how much quota is left, when to come back, whether it is an earlier
-    answer."""
+    """The trailing metadata: the request's id, the quota's state, the time to retry, and whether the answer is a
+    repeated one."""
     headers = call.permit.headers() if call.permit is not None else ()
     if failure is not None:
         headers += error_headers(failure)
@@ -265,13 +269,13 @@ def trailers_of(call: Call, failure: InferdError | None) -> Headers:
 
 
 def log_defect(call: Call) -> InternalError:
-    """To be called where an exception is handled that nobody expected."""
+    """Log the unexpected exception that is being handled; returns the error for the client."""
     _log.exception("request %s failed", call.request_id)
     return InternalError("The server met an internal error; the log has the details.")
 
 
 async def _never_receive() -> Message:
-    """Whoever leaves a gRPC call cancels the task that serves it."""
+    """A call's ``receive`` that never returns: a disconnect cancels the task that serves the call."""
     never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
     return await never
 

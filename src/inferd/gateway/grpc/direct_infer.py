@@ -118,8 +118,8 @@ class DirectInfer:
         head = rpc.head
         if not head.is_usual:
             return False
-        left = rpc.time_left()
-        if left is not None and left <= 0:
+        remaining_s = rpc.time_left()
+        if remaining_s is not None and remaining_s <= 0:
             return False
         context, principal = self.calls.context, rpc.principal
         model = envelope.model
@@ -141,7 +141,7 @@ class DirectInfer:
             id="predict-" + pending.unique,
             model=model,
             priority=priority,
-            deadline_s=left,
+            deadline_s=remaining_s,
             tenant=principal.tenant,
             weight=principal.weight,
             num_tokens=max(1, len(body) // BYTES_PER_TOKEN),

@@ -1,6 +1,6 @@
-"""What this process reads of a ModelInferRequest: whom it is for, what it is called, its parameters.
+"""The fields of a ModelInferRequest that the gateway reads: the model, the version, the id and the parameters.
 
-Tensors are stepped over: the worker that knows the model reads them from the same bytes.
+Tensors are skipped; the worker reads them from the same bytes.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ class Envelope(NamedTuple):
     parameters: dict[str, Value]
 
 
-MAX_FIELDS: Final = 2048  # of a message: a thousand tensors and their bytes
+MAX_FIELDS: Final = 2048  # of a message: enough for a thousand tensors and their contents
 MAX_PARAMETERS: Final = 256
 
 _PARAMETER_COST: Final = 40 * PROTOBUF_FIELD
 _WORST_COST: Final = MAX_FIELDS * PROTOBUF_FIELD + MAX_PARAMETERS * _PARAMETER_COST
 
 MAX_KNOWN: Final = 256
-_MAX_KNOWN_BYTES: Final = 1024  # of what is before a message's last field
+_MAX_KNOWN_BYTES: Final = 1024  # of the part before a message's last field
 
 
 class Envelopes:
-    """Those of requests that begin and end like one before.
+    """A cache of the envelopes of messages.
 
-    A client's requests differ in their tensors' numbers. Where two messages are equally long and are the same up to the
-    content of the last field, which is a tensor, all that is read of them is the same.
+    The requests of a client often differ in their tensors' numbers alone. Two messages have the same envelope if they
+    have the same length and are equal up to the content of the last field, which is a tensor.
     """
 
     __slots__ = ("_known", "cost")
 
     def __init__(self) -> None:
-        self.cost = 0  # of the last reading, refused or not, in units of ``http.cost``
+        self.cost = 0  # of the last call of ``read``, refused or not, in units of ``http.cost``
         self._known: dict[int, tuple[bytes, Envelope]] = {}  # by the message's length
 
     def read(self, body: bytes) -> Envelope:
-        """As ``read_envelope``."""
+        """As ``read_envelope``, from the cache if possible. Sets ``cost``."""
         known = self._known.get(len(body))
         if known is not None and body.startswith(known[0]):
             self.cost = 0
@@ -62,12 +62,13 @@ class Envelopes:
 
 
 def read_envelope(body: bytes) -> Envelope:
-    """Raises InvalidRequest where the bytes are no such message, or one of more parts than a request has."""
+    """The envelope of a message. Raises InvalidRequest when the bytes are no ModelInferRequest, or have too many
+    fields."""
     return _read(body, fields(body, 0, len(body), MAX_FIELDS))[0]
 
 
 def _read(body: bytes, found: list[Field]) -> tuple[Envelope, int]:
-    """The envelope, and how many parameters were read for it."""
+    """The envelope, and the number of parameters that were read for it."""
     model = version = request_id = ""
     parameters: dict[str, Value] = {}
     num_parameters = 0

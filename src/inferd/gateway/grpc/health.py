@@ -1,4 +1,5 @@
-"""grpc.health.v1.Health: what balancers and Kubernetes' gRPC probes ask. The server is asked for, not its models."""
+"""grpc.health.v1.Health, for load balancers and Kubernetes' gRPC probes. It reports the server's health, not that of
+models."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from inferd.protowire import LENGTH, fields, text
 
 SERVICE_NAME: Final = "grpc.health.v1.Health"
 _MAX_FIELDS: Final = 16
-MAX_BYTES: Final = 1024  # of a message, which is the name of a service
+MAX_BYTES: Final = 1024  # the limit of a message, which has the name of a service
 
 # Answers: field 1 is the status.
 _SERVING: Final = b"\x08\x01"
@@ -27,7 +28,7 @@ _UNKNOWN: Final = f"There is no such service here; ask for {SERVICE}, or for non
 
 
 class Health:
-    """Of the whole server (the empty name) and of the inference service, which are the same."""
+    """The health of the server. The empty name and the inference service have the same."""
 
     def __init__(self, is_serving: Callable[[], bool]) -> None:
         self._is_serving = is_serving
@@ -38,13 +39,13 @@ class Health:
         return _SERVING if self._is_serving() else _NOT_SERVING
 
     async def follow(self, every_s: float) -> None:
-        """Keep those who watch informed."""
+        """Check for changes every ``every_s`` seconds, until cancelled."""
         while True:
             self.notify_changes()
             await asyncio.sleep(every_s)
 
     def notify_changes(self) -> None:
-        """If anything has changed, tell those who watch."""
+        """Wake the ``Watch`` calls if the health has changed."""
         if self._is_serving() != self._last_status:
             self._last_status = not self._last_status
             self._changed.set()
@@ -55,7 +56,7 @@ class Health:
 
 
 class Check:
-    """One answer."""
+    """The method Check: the health now, in one answer."""
 
     name: Final = "Check"
     scope: Final = "public"
@@ -79,7 +80,7 @@ class Check:
 
 
 class Watch:
-    """An answer now and with every change."""
+    """The method Watch: one answer now, and one with every change."""
 
     name: Final = "Watch"
     scope: Final = "public"
@@ -102,7 +103,9 @@ class Watch:
                 return
             if name not in _KNOWN:
                 await rpc.write(_SERVICE_UNKNOWN)
-                await asyncio.get_running_loop().create_future()  # it will never be known: until the client leaves
+                await (
+                    asyncio.get_running_loop().create_future()
+                )  # an unknown service stays unknown: wait until the client disconnects
             while True:
                 status = self._health.status()
                 await rpc.write(status)
@@ -113,7 +116,7 @@ class Watch:
 
 
 def service_in(body: bytes) -> str | None:
-    """Whom a HealthCheckRequest asks for; None: it is none."""
+    """The service that a HealthCheckRequest names; None: the bytes are no HealthCheckRequest."""
     try:
         found = [
             text(body, start, end)

@@ -1,6 +1,6 @@
-"""ModelInfer: one prediction, in the bytes it came in; or a text, for models that write.
+"""ModelInfer, and the requests of ModelStreamInfer: a prediction, or a text for a model that generates text.
 
-The worker's answer goes back as it is.
+The worker gets a prediction's message unchanged, and its answer is sent unchanged.
 """
 
 from __future__ import annotations
@@ -28,28 +28,33 @@ from inferd.types import Output
 
 DIALECT: Final = "v2.grpc"
 
-_CONTENT_TYPE: Final = b"application/grpc"  # of kept answers: nobody else can read them
+_CONTENT_TYPE: Final = b"application/grpc"  # of stored answers, so that REST does not repeat them
 _ONCE: Final = b"idempotency-key"
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 _IS_LAST: Final = sized(4, parameter_entry("triton_final_response", True))
 _IS_NOT_LAST: Final = sized(4, parameter_entry("triton_final_response", False))
 
 
-async def model_infer(context: Context, call: Call, envelope: Envelope, body: bytes, left: float | None) -> bytes:
-    """With an ``idempotency-key`` in the metadata, or of a model whose answers are kept, it may be the answer of an
-    earlier call. Raises what ``predictions.predict`` raises, and Unsupported where one answer is not enough."""
+async def model_infer(
+    context: Context, call: Call, envelope: Envelope, body: bytes, remaining_s: float | None
+) -> bytes:
+    """The answer to a ModelInfer call, which may be stored (``idempotency-key`` in the metadata) or cached.
+
+    ``remaining_s``: seconds until the deadline. Raises what ``predictions.predict`` raises, and Unsupported when the
+    model does not have exactly one answer.
+    """
     served = _find(context, call, envelope)
     if writes_texts(served.status):
         head = answer_head(served, envelope)
         if call.header(_ONCE) is None:
-            return await completed(context, call, served, envelope, body, left, head)
+            return await completed(context, call, served, envelope, body, remaining_s, head)
 
         async def complete() -> Response:
-            return _response(await completed(context, call, served, envelope, body, left, head))
+            return _response(await completed(context, call, served, envelope, body, remaining_s, head))
 
         asks = f"{served.status.name} {served.requested_version} {DIALECT}\n".encode()
         return _body(call, await run_idempotent(context, call, asks + body, served.status.name, complete))
-    fields = _predict_fields(served, envelope, body, left)
+    fields = _predict_fields(served, envelope, body, remaining_s)
     name = served.status.name
     if call.header(_ONCE) is None and not context.caching_of(name).enabled:
         return await only_answer(call, served.name, submit(context, call, served.status, fields))
@@ -61,19 +66,20 @@ async def model_infer(context: Context, call: Call, envelope: Envelope, body: by
 
 
 def _response(answer: bytes) -> Response:
-    """As those who keep answers know them."""
+    """The answer in the form that the idempotency store and the cache keep."""
     return Response(200, answer, _CONTENT_TYPE)
 
 
 def _body(call: Call, answer: Answer) -> bytes:
-    """What is said of the answer beside it goes into the trailing metadata."""
+    """The answer's body. Its headers go into the trailing metadata."""
     assert isinstance(answer, Response)
     call.common_headers = answer.headers
     return answer.body
 
 
 async def only_answer(call: Call, name: str, stream: Stream) -> bytes:
-    """The one prediction of the model ``name``. Raises what the request failed with, and Unsupported."""
+    """The one prediction in ``stream``. ``name``: the model, for messages. Raises the error of a failed request, and
+    Unsupported when there is not exactly one prediction."""
     answer: bytes | None = None
     async for output in stream:
         if not isinstance(output, Output):
@@ -92,18 +98,21 @@ async def only_answer(call: Call, name: str, stream: Stream) -> bytes:
 
 
 async def answers(
-    context: Context, call: Call, envelope: Envelope, body: bytes, left: float | None
+    context: Context, call: Call, envelope: Envelope, body: bytes, remaining_s: float | None
 ) -> AsyncGenerator[bytes, None]:
-    """Every answer to one request of a stream, each saying whether it is the last one. Where the model learns only
-    afterwards that there are no more, the client hears of that if it asked for it, by an answer without outputs."""
+    """Every answer to one request of a stream. Each has the parameter ``triton_final_response``, true for the last one.
+
+    If the last answer was not marked as such, because the worker reported the end after it, a request with
+    ``triton_enable_empty_final_response`` gets a final answer without outputs.
+    """
     served = _find(context, call, envelope)
     head = answer_head(served, envelope)
     is_over = False
     if writes_texts(served.status):
-        async for answer, is_over in completions(context, call, served, envelope, body, left, head):
+        async for answer, is_over in completions(context, call, served, envelope, body, remaining_s, head):
             yield answer + (_IS_LAST if is_over else _IS_NOT_LAST)
     else:
-        async for output in _submitted(context, call, served, envelope, body, left):
+        async for output in _submitted(context, call, served, envelope, body, remaining_s):
             if not isinstance(output, Output):
                 raise InternalError("A relayed answer came where a prediction was expected. This is a bug.")
             end = output.end
@@ -117,13 +126,13 @@ async def answers(
 
 
 def answer_head(served: Served, envelope: Envelope) -> bytes:
-    """A ModelInferResponse that says which request it answers, and nothing else."""
+    """The fields of a ModelInferResponse before its outputs: the model, the version and the request's id."""
     head = sized(1, served.name.encode()) + sized(2, served.version.encode())
     return head + sized(3, envelope.id.encode()) if envelope.id else head
 
 
 def _find(context: Context, call: Call, envelope: Envelope) -> Served:
-    """The model that is meant, or that of its versions which this request gets. Raises ModelNotFound."""
+    """The version of the model that computes this request. Raises ModelNotFound."""
     return draw_served_version(
         context,
         call,
@@ -133,15 +142,15 @@ def _find(context: Context, call: Call, envelope: Envelope) -> Served:
 
 
 def _submitted(
-    context: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None
+    context: Context, call: Call, served: Served, envelope: Envelope, body: bytes, remaining_s: float | None
 ) -> Stream:
-    return submit(context, call, served.status, _predict_fields(served, envelope, body, left))
+    return submit(context, call, served.status, _predict_fields(served, envelope, body, remaining_s))
 
 
-def _predict_fields(served: Served, envelope: Envelope, body: bytes, left: float | None) -> PredictFields:
+def _predict_fields(served: Served, envelope: Envelope, body: bytes, remaining_s: float | None) -> PredictFields:
     """Raises InvalidRequest."""
     check_task(served.status, task_of(served))
     fields = predict_fields_of(DIALECT, body, envelope.parameters, version=served.requested_version)
-    if left is not None and (fields.timeout is None or left < fields.timeout):
-        fields = msgspec.structs.replace(fields, timeout=left)
+    if remaining_s is not None and (fields.timeout is None or remaining_s < fields.timeout):
+        fields = msgspec.structs.replace(fields, timeout=remaining_s)
     return fields

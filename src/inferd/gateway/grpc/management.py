@@ -1,6 +1,6 @@
-"""The calls beside predictions: what the server and its models are, and loading and unloading them.
+"""The methods besides predictions: metadata and states of the server and its models, and loading and unloading models.
 
-Each says what REST says of the same (``inferd.gateway.kserve.models``), in the protocol's messages.
+Each has the same answer as REST (``inferd.gateway.kserve.models``), as a message of the protocol.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inferd.tenancy.principal import Scope
 _Response = msgspec.Struct | Mapping[str, object]
 _Request = Mapping[str, object]
 
-# What Triton has and this server does not, and what to do instead.
+# Triton's methods that this server does not support, and the remedy.
 _NOT_SERVED: Final = {
     **dict.fromkeys(
         [
@@ -45,7 +45,7 @@ _MAX_BYTES: Final = dict.fromkeys(("RepositoryModelLoad", "RepositoryModelUnload
 
 
 def management(calls: Calls) -> dict[str, UnaryEndpoint]:
-    """Every method by its name."""
+    """The methods by their names."""
     served: dict[str, tuple[Scope, Callable[[Context, Call, _Request], Awaitable[_Response]]]] = {
         "ServerLive": ("public", _live),
         "ServerReady": ("public", _ready),
@@ -68,7 +68,7 @@ def management(calls: Calls) -> dict[str, UnaryEndpoint]:
 
 
 def _typed(name: str, method: Callable[[Context, Call, _Request], Awaitable[_Response]]) -> Endpoint:
-    async def answer(context: Context, call: Call, body: bytes, left: float | None) -> bytes:
+    async def answer(context: Context, call: Call, body: bytes, remaining_s: float | None) -> bytes:
         request = protocol().read(f"{name}Request", body)
         return protocol().write(f"{name}Response", msgspec.to_builtins(await method(context, call, request)))
 
@@ -76,7 +76,7 @@ def _typed(name: str, method: Callable[[Context, Call, _Request], Awaitable[_Res
 
 
 def _refusal(sentence: str) -> Endpoint:
-    async def answer(context: Context, call: Call, body: bytes, left: float | None) -> bytes:
+    async def answer(context: Context, call: Call, body: bytes, remaining_s: float | None) -> bytes:
         raise Unsupported(sentence)
 
     return answer
@@ -95,7 +95,7 @@ async def _server_metadata(context: Context, call: Call, request: _Request) -> _
 
 
 async def _model_ready(context: Context, call: Call, request: _Request) -> _Response:
-    """As Triton does, a model that is not there is one that is not ready."""
+    """An unknown model is reported as not ready, as Triton does."""
     try:
         return {"ready": kserve.is_ready(_served(context, call, request))}
     except ModelNotFound:
@@ -145,7 +145,7 @@ async def _unload(context: Context, call: Call, request: _Request) -> _Response:
 
 
 def _parameters(request: _Request) -> dict[str, kserve.Value]:
-    """A map of ModelRepositoryParameters; a file's bytes stay the text that JSON has for them."""
+    """The request's map of ModelRepositoryParameters as values. A file's bytes are a base64 text, as in JSON."""
     given = request["parameters"]
     assert isinstance(given, dict)
     return {

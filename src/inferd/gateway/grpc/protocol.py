@@ -1,8 +1,7 @@
-"""The protocol's messages for the calls that are not predictions: the same answers as over REST, in protobuf.
+"""Reads and writes the protocol's messages for the methods other than predictions: the same answers as over REST.
 
-Read and written by what the descriptors say (inference.binpb, made by .ci/proto.py), so that nothing here repeats the
-protocol's file. protobuf's own classes are the oracle of the tests; what a client is told of the descriptors
-(reflection) is these bytes.
+The descriptors (inference.binpb, made by .ci/proto.py) drive reading and writing, so the fields are not repeated here.
+The tests compare with protobuf's own classes. Reflection sends the same descriptors to clients.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _Bounds = tuple[int, int]
 
 
 class File(NamedTuple):
-    """A descriptor as it was compiled, and what it needs and has."""
+    """A compiled descriptor file, the files that it imports (``needs``), and its services."""
 
     name: str
     content: bytes
@@ -68,17 +67,17 @@ class _Field(NamedTuple):
     number: int
     type: int
     is_repeated: bool
-    of: str  # the name of its message or enum
-    is_choice: bool  # of a oneof: there, or not there
+    of: str  # the name of its message or enum type
+    is_choice: bool  # in a oneof: it has no default
 
 
 class _Message(NamedTuple):
     fields: dict[int, _Field]
-    is_entry: bool  # of a map: a key and a value
+    is_entry: bool  # an entry of a map: a key and a value
 
 
 class Protocol:
-    """What the descriptors say."""
+    """The messages, enums and services of the descriptors."""
 
     def __init__(self, descriptors: bytes) -> None:
         self._messages: dict[str, _Message] = {}
@@ -89,13 +88,13 @@ class Protocol:
             self._add(descriptors[start:end])
 
     def file_of(self, symbol: str) -> File | None:
-        """Where a service, a method, a message, a field or an enum is described."""
+        """The file of a service, method, message, field or enum; None: it is unknown."""
         name = self._file_of.get(symbol)
         return self.files[name] if name is not None else None
 
     def read(self, name: str, body: bytes) -> dict[str, Value]:
-        """A message's fields as JSON has them, numbers as numbers, those that were left out with their defaults. Raises
-        InvalidRequest."""
+        """A message's fields by name, with the values of protobuf's JSON form, except that 64-bit numbers are numbers.
+        Fields that were left out have their defaults. Raises InvalidRequest."""
         try:
             return self._read(f".{PACKAGE}.{name}", body, (0, len(body)), 0)
         except InvalidRequest:
@@ -104,7 +103,7 @@ class Protocol:
             ) from None
 
     def write(self, name: str, answer: Mapping[str, Value]) -> bytes:
-        """A message's bytes from what REST would say; what the protocol has no field for is left out."""
+        """A message's bytes, from the same answer over REST. Values without a field in the protocol are left out."""
         return self._write(f".{PACKAGE}.{name}", answer)
 
     # -- messages ---------------------------------------------------------------------------
@@ -152,7 +151,7 @@ class Protocol:
             found[field.name] = value
 
     def _value(self, field: _Field, start: int, end: int, body: bytes, depth: int) -> Value:
-        """Of one field: for a varint ``start`` is the number."""
+        """The value of one field. For a varint, ``start`` is the number."""
         kind = field.type
         if kind == _MESSAGE:
             return self._read(field.of, body, (start, end), depth + 1)
@@ -179,7 +178,7 @@ class Protocol:
                     out.append(sized(field.number, self._write(field.of, {"key": key, "value": value})))
             elif not field.is_repeated:
                 content = self._encoded(field, given)
-                # A number's default is zeros, a text's is nothing: one of zeros is a text.
+                # A number's default is all zeros; a text's default is empty, and a text of zero bytes is no default.
                 is_given = content if _WIRE[field.type] == LENGTH else content.strip(b"\0")
                 if is_given or field.is_choice or field.type == _MESSAGE:
                     out.append(_tagged(field, content))

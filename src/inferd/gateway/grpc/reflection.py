@@ -1,4 +1,4 @@
-"""grpc.reflection: the protocol's file, for ``grpcurl`` and its like. Version 1 and v1alpha are the same bytes."""
+"""grpc.reflection: the protocol's descriptors, for tools such as ``grpcurl``. v1 and v1alpha have the same messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from inferd.protowire import LENGTH, fields, number, sized, text
 
 NAMES: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 METHOD: Final = "ServerReflectionInfo"
-MAX_BYTES: Final = 1024  # of a question, which is a name
+MAX_BYTES: Final = 1024  # the limit of a request, which has one name
 
-# Fields of a request that say what is request for, and of an answer.
+# Fields of a request (the kind of query), and fields of an answer.
 _BY_NAME: Final = 3
 _BY_SYMBOL: Final = 4
 _BY_EXTENSION: Final = 5
@@ -28,7 +28,7 @@ _ERROR: Final = 7
 
 
 class Reflection:
-    """Answers one question after the other."""
+    """The method ServerReflectionInfo: answers a stream's requests one after the other."""
 
     name: Final = METHOD
     scope: Final = "public"
@@ -54,14 +54,14 @@ class Reflection:
 
 
 def answer(known: Protocol, request: bytes) -> bytes:
-    """A ServerReflectionResponse. Raises InvalidRequest."""
+    """The ServerReflectionResponse to a request. Raises InvalidRequest."""
     host, query, name = b"", 0, ""
     for key, wire, start, end in fields(request, 0, len(request)):
         if wire != LENGTH:
             continue
         if key == 1:
             host = sized(1, request[start:end])
-        elif key in _QUERY_FIELDS:  # a oneof: the last one counts
+        elif key in _QUERY_FIELDS:  # of a oneof the last field counts
             query, name = key, text(request, start, end)
     return host + sized(2, request) + _answer(known, query, name)
 
@@ -80,7 +80,7 @@ def _answer(known: Protocol, query: int, name: str) -> bytes:
 
 
 def _files(known: Protocol, file: File | None, name: str) -> bytes:
-    """The file, and those it needs."""
+    """The answer with a descriptor file and the files that it imports."""
     if file is None:
         return _error(Status.NOT_FOUND, f"There is no {name[:200]!r} here.")
     found: dict[str, File] = {}

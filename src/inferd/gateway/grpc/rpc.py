@@ -1,7 +1,7 @@
-"""One call of gRPC: messages out of a stream's bytes and into them, a deadline, a status at the end.
+"""One gRPC call on an HTTP/2 stream: it reads and writes messages, has a deadline and ends with a status.
 
-Knows messages as bytes within limits; nothing of what they say. Who serves a call is its ``owner``, and is cancelled
-when the client leaves or the deadline passes.
+Knows messages as bytes within limits, and not their content. The task or object that serves a call is its ``owner``,
+which is cancelled when the client disconnects or the deadline passes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from inferd.http.http2.hpack import Header
 from inferd.http.http2.stream import SLOWEST, Stream, StreamConnection
 from inferd.tenancy.principal import LOCAL, Principal, Scope
 
-TURN_BYTES: Final = 8192  # of messages that are read before others have their turn
-MESSAGE_BYTES: Final = 512  # that a message counts besides its own
-MAX_UNREAD: Final = 4096  # messages of a stream, which are within its window if they are tiny
+TURN_BYTES: Final = 8192  # bytes of messages that one stream reads before other tasks run
+MESSAGE_BYTES: Final = 512  # counted for each message in addition to its bytes
+MAX_UNREAD: Final = 4096  # unread messages of a stream; the flow control window does not limit tiny ones
 
-_READ_BYTES: Final = 4096  # of a message that are counted as if each were a field
+_READ_BYTES: Final = 4096  # at most this many bytes of a message are counted as one field each
 EXPIRED: Final = "The request's deadline has passed; give it more time."
 
 
 class RpcClosed(Exception):
-    """Nobody hears what is said: the client left, or the deadline passed."""
+    """The call has ended and its client receives nothing more: it disconnected, or the deadline passed."""
 
 
 class Cancellable(Protocol):
@@ -41,49 +41,49 @@ class Cancellable(Protocol):
 
 
 class Limits(Protocol):
-    """What holds for calls, as it is now."""
+    """The current limits of all calls."""
 
     @property
     def max_bytes(self) -> int:
-        """Of a message, opened."""
+        """The largest message, in bytes after decompression."""
 
     @property
     def message_s(self) -> float:
-        """Seconds for a message to come, if it does not come fast."""
+        """Seconds in which a message must arrive, if it arrives more slowly than ``SLOWEST``."""
 
 
 class Method(Protocol):
-    """What holds for the calls of a method before their messages are read."""
+    """The name, scope and limits of a method, which are needed before a call's messages are read."""
 
     @property
     def name(self) -> str: ...
     @property
     def scope(self) -> Scope:
-        """What a key must allow."""
+        """The scope that a call's key must have."""
 
     @property
     def max_bytes(self) -> int | None:
-        """Of a message, opened; None: ``Limits.max_bytes``."""
+        """The largest message, in bytes after decompression; None: ``Limits.max_bytes``."""
 
 
 class UnaryMethod(Method, Protocol):
-    """One message in, one out."""
+    """A method with one message in and one answer."""
 
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
-        """The message of a call that has begun: see to it that it is answered."""
+        """Serve a call with this message. The method must finish the call or set its ``owner``."""
 
     def take_compressed(self, rpc: UnaryRpc, body: bytes) -> None:
-        """Likewise of a message that is compressed (``UnaryRpc.decompressed``)."""
+        """Serve a call with a compressed message, which ``UnaryRpc.decompressed`` decompresses."""
 
 
 class StreamMethod(Method, Protocol):
-    """Many messages either way."""
+    """A method with any number of messages in and answers."""
 
     def begin(self, rpc: StreamRpc) -> None: ...
 
 
 class Rpc(Stream):
-    """A call of either kind."""
+    """What calls with one message and calls with streams of messages share."""
 
     __slots__ = (
         "_begun_at",
@@ -106,22 +106,22 @@ class Rpc(Stream):
     def __init__(
         self, connection: StreamConnection, number: int, head: Head, limits: Limits, method: Method | None = None
     ) -> None:
-        """Without a ``method`` it is a call that is refused."""
+        """Without a ``method`` the call is to be refused."""
         super().__init__(connection, number)
         self.head = head
         self.method = method
-        self.principal: Principal = LOCAL  # whose call it is, as its metadata say
+        self.principal: Principal = LOCAL  # by the key in its metadata
         self._limits = limits
         most = None if method is None else method.max_bytes
         self._max_bytes = limits.max_bytes if most is None else most
         self.owner: Cancellable | None = None
-        self._buffer: bytearray | None = None  # of a message that did not come whole in one frame
-        self._need = PREFIX_BYTES  # bytes of it, as far as is known
+        self._buffer: bytearray | None = None  # a message that spans several frames
+        self._need = PREFIX_BYTES  # bytes until the message's prefix or its end
         self._received = 0
-        self._has_begun = False  # to be answered
-        self.is_ended = False  # how it ended
-        self.has_expired = False  # ended by its deadline
-        self._begun_at = clock.now()  # when what is waited for now began
+        self._has_begun = False  # the answer's head was written
+        self.is_ended = False  # the status was written, or the client disconnected
+        self.has_expired = False  # it ended by its deadline
+        self._begun_at = clock.now()  # the beginning of the current message
         self._timer: asyncio.TimerHandle | None = None
         self.deadline: float | None = None
         if head.timeout_s is not None:
@@ -131,7 +131,8 @@ class Rpc(Stream):
     # -- the request ------------------------------------------------------------------------
 
     def _gather(self, data: bytes, start: int, stop: int, is_end: bool) -> None:
-        """Put messages together; what is complete goes to ``_message``, the end to ``_request_ended``."""
+        """Assemble messages from frames. Calls ``_message`` with each complete message, and ``_request_ended`` at the
+        end of the request."""
         buffer = self._buffer
         if buffer is None:
             buffer = self._buffer = bytearray()
@@ -173,7 +174,7 @@ class Rpc(Stream):
             self._request_ended()
 
     def _problem(self, flag: int, size: int) -> Refusal | None:
-        """What is wrong with a message that begins so."""
+        """The refusal of a message by its prefix; None: the prefix is valid."""
         if flag > 1:
             return Refusal(Status.INTERNAL, f"A message begins with {flag}; 0 or 1 is expected.")
         if flag and self.head.encoding is None:
@@ -185,13 +186,13 @@ class Rpc(Stream):
         return None
 
     def _allowed(self) -> str:
-        """The bound of a message, and what to do about it."""
+        """The limit of a message and its remedy, as a part of an error message."""
         if self.method is None or self.method.max_bytes is None:
             return f"{self._max_bytes} that are allowed; send less, or raise server.max_body_bytes"
         return f"{self._max_bytes} that {self.method.name} takes; send less"
 
     def _open_window(self) -> None:
-        """Let as much come as is worth keeping."""
+        """Extend the stream's flow control window as far as there is room for unread bytes."""
         unread, buffer = self._unread(), self._buffer
         if self.wanted_bytes or self.is_request_complete or self.is_ended or unread >= FIRST_WINDOW:
             return
@@ -205,11 +206,11 @@ class Rpc(Stream):
             self.grant_window(more)
 
     def grant_window(self, size: int) -> None:
-        self._begun_at = clock.now()  # the time in line does not count
+        self._begun_at = clock.now()  # the wait for the grant does not count
         super().grant_window(size)
 
     async def decompressed(self, message: bytes) -> bytes | None:
-        """A compressed message; None: it could not be opened, and the call has failed."""
+        """The decompressed message; None: it could not be decompressed, and the call has failed."""
         try:
             return await decompressed(message, self.head.encoding, self._max_bytes)
         except BodyTooLarge:
@@ -224,10 +225,10 @@ class Rpc(Stream):
     def _request_ended(self) -> None: ...
     @abstractmethod
     def _waits_for_message(self) -> bool:
-        """Whether one is under way, so that it may be too slow."""
+        """Whether the call waits for a message, which may be too slow."""
 
     def _unread(self) -> int:
-        """Bytes of messages that nobody has read."""
+        """Bytes of complete messages that were not read yet."""
         return 0
 
     # -- the answer -------------------------------------------------------------------------
@@ -237,14 +238,14 @@ class Rpc(Stream):
         return None if self.deadline is None else self.deadline - clock.now()
 
     def finish(self, answer: bytes, trailers: bytes) -> None:
-        """The one answer, and that all is well."""
+        """Send the only answer with the status OK. No effect if the call has ended."""
         if self.is_ended:
             return
         self._mark_ended()
         self.send_answer(HEAD, b"\0" + len(answer).to_bytes(4, "big"), answer, OK + trailers)
 
     def fail(self, status: Status, details: str, trailers: Iterable[Header] = (), http: bytes = b"200") -> None:
-        """Any other end, with what was said before it."""
+        """End the call with an error status, after any answers that were sent. No effect if the call has ended."""
         if self.is_ended:
             return
         self._mark_ended()
@@ -262,7 +263,8 @@ class Rpc(Stream):
             self._timer = None
 
     def _expire(self) -> None:
-        """Thousands of deadlines may pass at the same moment: each call ends in a turn of its own."""
+        """Schedule the call's end. Thousands of deadlines may pass at the same time, so each call ends in a turn of its
+        own."""
         self.connection.call_in_turn(self._end_expired)
 
     def _end_expired(self) -> None:
@@ -297,7 +299,7 @@ class Rpc(Stream):
 
 
 class UnaryRpc(Rpc):
-    """One message in, one out."""
+    """A call with one message in and one answer."""
 
     __slots__ = ("_method", "_received_message")
 
@@ -323,7 +325,7 @@ class UnaryRpc(Rpc):
             and int.from_bytes(data[start + 1 : begin], "big") == stop - begin <= self._max_bytes
             and self.head.length in (None, stop - start)
         ):
-            self._method.take(self, data[begin:stop])  # as nearly all come
+            self._method.take(self, data[begin:stop])  # nearly all messages come in one frame
         else:
             self._gather(data, start, stop, is_end)
 
@@ -352,7 +354,7 @@ class UnaryRpc(Rpc):
 
 
 class StreamRpc(Rpc):
-    """Many messages either way."""
+    """A call with any number of messages in and answers."""
 
     __slots__ = ("_messages", "_num_unread", "_read_ahead", "_reader", "_writer")
 
@@ -362,7 +364,7 @@ class StreamRpc(Rpc):
         super().__init__(connection, number, head, limits, method)
         self._messages: deque[tuple[bytes, bool]] = deque()
         self._num_unread = 0  # bytes
-        self._read_ahead = 0  # bytes that were read since others had their turn
+        self._read_ahead = 0  # bytes that were read since other tasks ran
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
 
@@ -391,7 +393,7 @@ class StreamRpc(Rpc):
         return self._num_unread
 
     async def read(self) -> bytes | None:
-        """The next message; None: there is none any more. Raises RpcClosed."""
+        """The next message; None: the request has no more messages. Raises RpcClosed."""
         while not self._messages:
             if self.is_ended:
                 raise RpcClosed
@@ -405,7 +407,7 @@ class StreamRpc(Rpc):
         self._read_ahead += TURN_BYTES if is_compressed else len(message) + MESSAGE_BYTES
         if self._read_ahead > TURN_BYTES:
             self._read_ahead = 0
-            await asyncio.sleep(0)  # others have their turn
+            await asyncio.sleep(0)  # let other tasks run
             if self.is_ended:
                 raise RpcClosed
         if not is_compressed:
@@ -416,7 +418,7 @@ class StreamRpc(Rpc):
         return found
 
     async def write(self, message: bytes) -> None:
-        """One answer; waits while the client takes none. Raises RpcClosed."""
+        """Send one answer; waits while the client does not read. Raises RpcClosed."""
         if self.is_ended:
             raise RpcClosed
         if not self._has_begun:
@@ -431,7 +433,7 @@ class StreamRpc(Rpc):
             raise RpcClosed
 
     def close(self, trailers: Iterable[Header] = ()) -> None:
-        """All is said and well."""
+        """End the call with the status OK. No effect if the call has ended."""
         if self.is_ended:
             return
         self._mark_ended()
@@ -454,7 +456,7 @@ class StreamRpc(Rpc):
         self.drained()
 
     def send_timed_out(self) -> None:
-        """The client takes nothing: whoever serves it need not go on."""
+        """End the call and cancel its owner, because the client has not read for ``server.send_timeout_s``."""
         owner = self.owner
         self.discard_pending()
         self.fail(Status.ABORTED, "No answer was taken for server.send_timeout_s; read answers as they come.")

@@ -1,6 +1,6 @@
-"""The gRPC listener: its socket, who is connected, which call is whose, and how it ends.
+"""The gRPC listener: its socket and connections, the methods by path, and the shutdown.
 
-Knows HTTP/2's connections and gRPC's calls; nothing of what these mean.
+Knows HTTP/2's connections and gRPC's calls. Does not know what a method computes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from inferd.http.listener import BACKLOG, TIMEOUT_CHECK_S, max_open_files, set_o
 from inferd.http.tls import listener_options
 from inferd.http.upgrade import ClientConnection
 
-LAST_CALLS_S: Final = 2.0  # for calls that were cut to close their books
+LAST_CALLS_S: Final = 2.0  # for cancelled calls to settle their quotas
 _TOO_LARGE: Final = Refusal(
     Status.RESOURCE_EXHAUSTED,
     f"The headers are larger than {MAX_HEADER_BYTES // 1024} KiB, or more than {MAX_HEADERS}; send less metadata.",
@@ -46,7 +46,7 @@ _TOO_LARGE: Final = Refusal(
 
 
 class _Target(NamedTuple):
-    """The headers of a call and the method that they name; neither method: the head holds the refusal."""
+    """The headers of a call, and its method. Without a method the head has the refusal."""
 
     head: Head
     unary: UnaryMethod | None = None
@@ -54,12 +54,12 @@ class _Target(NamedTuple):
 
 
 class GrpcServer:
-    """Serves until ``stop``; calls in flight get ``grace_s``."""
+    """Serves calls until ``stop``; calls in flight then have ``server.grace_s`` to end."""
 
     def __init__(
         self, gateway: Gateway, config: ServerConfig, reserved: socket.socket, tls: ssl.SSLContext | None = None
     ) -> None:
-        """``reserved`` is bound to the port."""
+        """``reserved`` is a socket that is bound to the port."""
         self._tls = tls
         self._gateway = gateway
         self._reserved = reserved
@@ -90,14 +90,14 @@ class GrpcServer:
 
     @property
     def methods(self) -> dict[bytes, Method]:
-        """Every method that is served, by its path."""
+        """All methods by their paths."""
         return {**self._unary, **self._streaming}
 
     def _is_serving(self) -> bool:
         return not self._stopping.is_set() and is_ready(self._gateway.context.router)
 
     async def start(self) -> None:
-        """Accept calls from now on. Raises ConfigError where the port cannot be served."""
+        """Begin to accept calls. Raises ConfigError when the port cannot be used."""
         set_options(self._reserved)
         try:
             self._reserved.setblocking(False)
@@ -112,7 +112,7 @@ class GrpcServer:
         self._look()
 
     async def serve(self) -> None:
-        """Until ``stop``; then wait for the calls in flight, within the grace period."""
+        """Serve until ``stop``, then wait for the calls in flight within the grace period."""
         server = self._server
         assert server is not None, "it was not started"
         try:
@@ -130,7 +130,7 @@ class GrpcServer:
             self._reserved.close()
             for connection in tuple(self.connections):
                 connection.abort()
-            with contextlib.suppress(TimeoutError):  # those that were cut still tell what they cost
+            with contextlib.suppress(TimeoutError):  # cancelled calls still report their usage
                 async with asyncio.timeout(LAST_CALLS_S):
                     await self._ended()
                     await self._calls.wait_closed()
@@ -150,7 +150,7 @@ class GrpcServer:
             await self._empty.wait()
 
     def stop(self, *, now: bool = False) -> None:
-        """Stop accepting; ``now`` cuts calls in flight as well."""
+        """Stop accepting calls. ``now``: cancel the calls in flight as well."""
         self._stopping.set()
         if now:
             self._forced.set()
@@ -215,7 +215,7 @@ class GrpcServer:
         return self._gateway.context.body_timeout_s
 
     def _look(self) -> None:
-        """One timer for the patience with all clients, and for who watches the server's health."""
+        """Check all connections for timeouts and the server's health for changes, and schedule the next check."""
         self._health.notify_changes()
         now = clock.now()
         for connection in tuple(self.connections):

@@ -1,4 +1,4 @@
-"""gRPC's status codes, and the one table that leads to them from the vocabulary of failure."""
+"""gRPC's status codes, and the table from kinds of errors to them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def status_of(error: InferdError) -> Status:
 
 
 def details_of(error: InferdError) -> str:
-    """The sentence that goes with the status; an unnamed kind shows nothing but that it is internal."""
+    """The message that is sent with the status. An error whose kind is not in ``TABLE`` is shown as an internal
+    error."""
     if error.kind not in TABLE:
         return "The server met an internal error; the log has the details."
     return printable(error.message, MAX_MESSAGE_CHARS)

@@ -1,13 +1,14 @@
-"""ModelStreamInfer: many requests under way on one stream, each a call of its own.
+"""ModelStreamInfer: many concurrent requests on one stream, each with a call of its own.
 
-Answers go out as they are there; requests of one sequence are computed one after the other, so theirs are in order.
-What goes wrong with one request is told in its answer, and the stream goes on.
+Answers are sent as they come. Requests of one sequence are computed one after the other, so their answers are in order.
+A request's error is sent in its answer, and the stream goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from typing import Final
 
 from inferd.errors import InferdError
@@ -20,11 +21,11 @@ from inferd.gateway.grpc.statuses import Status, details_of
 from inferd.protowire import sized
 
 METHOD: Final = "ModelStreamInfer"
-MAX_IN_FLIGHT: Final = 256  # requests of one stream; further ones are read when some are answered
+MAX_IN_FLIGHT: Final = 256  # requests of one stream; more are read when some are answered
 
 
 class Streams:
-    """The streams that are open."""
+    """The method ModelStreamInfer, and its open streams."""
 
     name: Final = METHOD
     scope: Final = "infer"
@@ -40,7 +41,7 @@ class Streams:
             self._calls.spawn(rpc, self._serve(rpc))
 
     def stop(self) -> None:
-        """Nothing more is read; a stream ends when what it was asked is answered."""
+        """Read no more requests; each stream ends when its requests are answered."""
         self._is_stopping = True
         for stream in tuple(self._open):
             stream.stop()
@@ -63,7 +64,7 @@ class _InferStream:
         self._context = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._writing = asyncio.Lock()  # one answer at a time
         self._tasks: set[asyncio.Task[None]] = set()
-        self._last_of: dict[str, asyncio.Task[None]] = {}  # of each sequence that has requests under way
+        self._last_of: dict[str, asyncio.Task[None]] = {}  # the last task of each sequence with requests in flight
         self._reading: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -73,7 +74,7 @@ class _InferStream:
             self._reading.cancel()
 
     async def serve(self) -> None:
-        """Until the client has said everything and heard everything, or has left."""
+        """Serve the stream until all its requests are answered, or the client disconnects."""
         try:
             await self._work()
         except RpcClosed:
@@ -117,7 +118,7 @@ class _InferStream:
             task.add_done_callback(self._done)
             if sequence:
                 self._last_of[sequence] = task
-                task.add_done_callback(lambda ended, sequence=sequence: self._forget(sequence, ended))  # type: ignore[misc]
+                task.add_done_callback(functools.partial(self._forget, sequence))
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -130,7 +131,7 @@ class _InferStream:
     async def _answer(
         self, body: bytes, envelope: Envelope | None, failure: InferdError | None, before: asyncio.Task[None] | None
     ) -> None:
-        """Serve one request to its end, which is never an exception but the stream's own."""
+        """Serve one request to its end. Raises CancelledError alone, when the stream ends; errors become answers."""
         call = self._calls.begin(METHOD, self._rpc, len(body))
         call.stream = True
         try:
@@ -162,7 +163,7 @@ class _InferStream:
             self._calls.close(call)
 
     async def _write(self, message: bytes) -> None:
-        """One answer; waits while the client takes none."""
+        """Send one answer; waits while the client does not read. Cancels the task when the call has ended."""
         async with self._writing:
             try:
                 await self._rpc.write(message)

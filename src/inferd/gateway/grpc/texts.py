@@ -1,4 +1,6 @@
-"""Models that write, asked like models that compute: ``text_input`` in, ``text_output`` out, BYTES of one element.
+"""Text generation through the messages of predictions.
+
+The input ``text_input`` and the output ``text_output`` are BYTES tensors of one element.
 
 The request's parameters, and the optional input ``sampling_parameters`` (JSON), are the fields of /v1/completions.
 """
@@ -28,8 +30,8 @@ OPTIONS: Final = "sampling_parameters"
 IGNORED: Final = frozenset({"stream", "exclude_input_in_output"})  # other inputs that clients of Triton's vLLM send
 _OUTPUT: Final = sized(5, sized(1, b"text_output") + sized(2, b"BYTES") + sized(3, b"\x01"))
 _LENGTH: Final = struct.Struct("<I")
-_MAX_FIELDS: Final = 64  # of a tensor of one element, and of its contents
-_SEQUENCE: Final = frozenset({"sequence_id", "sequence_start", "sequence_end"})  # texts belong to none
+_MAX_FIELDS: Final = 64  # of a message of a tensor with one element, and of its contents
+_SEQUENCE: Final = frozenset({"sequence_id", "sequence_start", "sequence_end"})  # generation has no sequences
 _options_decoder: Final = msgspec.json.Decoder(dict[str, object])
 
 
@@ -38,10 +40,16 @@ def writes_texts(model: ModelStatus) -> bool:
 
 
 async def completed(
-    context: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
+    context: Context,
+    call: Call,
+    served: Served,
+    envelope: Envelope,
+    body: bytes,
+    remaining_s: float | None,
+    head: bytes,
 ) -> bytes:
-    """The whole text, behind ``head``."""
-    request, options = _text_request(envelope, body, left)
+    """A message with the whole text: ``head`` and the output."""
+    request, options = _text_request(envelope, body, remaining_s)
     stream = await submit_text(context, call, served, request, options, is_stream=False)
     collected = await collect(call, stream, 1)
     choice = collected.choices[0]
@@ -53,10 +61,16 @@ async def completed(
 
 
 async def completions(
-    context: Context, call: Call, served: Served, envelope: Envelope, body: bytes, left: float | None, head: bytes
+    context: Context,
+    call: Call,
+    served: Served,
+    envelope: Envelope,
+    body: bytes,
+    remaining_s: float | None,
+    head: bytes,
 ) -> AsyncGenerator[tuple[bytes, bool], None]:
-    """The text in pieces as it is written, each behind ``head``, and whether it is the last one."""
-    stream = await submit_text(context, call, served, *_text_request(envelope, body, left), is_stream=True)
+    """A message for each piece of the text (``head`` and the output), and whether it is the last one."""
+    stream = await submit_text(context, call, served, *_text_request(envelope, body, remaining_s), is_stream=True)
     async for output in stream:
         if not isinstance(output, Output):
             raise InternalError("A relayed answer came where outputs were expected. This is a bug.")
@@ -73,16 +87,18 @@ async def completions(
             yield head + write_text(piece), end is not None
 
 
-def _text_request(envelope: Envelope, body: bytes, left: float | None) -> tuple[TextRequest, dict[str, object]]:
-    """The text, and the fields of /v1/completions, those of the parameters before those of the tensor."""
+def _text_request(envelope: Envelope, body: bytes, remaining_s: float | None) -> tuple[TextRequest, dict[str, object]]:
+    """The text, and the fields of /v1/completions. Parameters override the input ``sampling_parameters``."""
     given = read_texts(body)
     options = _options_of(given[OPTIONS]) if OPTIONS in given else {}
     for name, value in envelope.parameters.items():
         if name not in _SEQUENCE and not name.startswith("triton_"):
             options[name] = value
-    if left is not None:
+    if remaining_s is not None:
         microseconds = options.get("timeout")
-        least = min(left, microseconds / 1e6) if isinstance(microseconds, int) and microseconds > 0 else left
+        least = (
+            min(remaining_s, microseconds / 1e6) if isinstance(microseconds, int) and microseconds > 0 else remaining_s
+        )
         options["timeout"] = max(1, round(least * 1e6))
     return TextRequest(text_input=given[INPUT]), options
 
@@ -95,7 +111,7 @@ def _options_of(written: str) -> dict[str, object]:
 
 
 def write_text(written: str) -> bytes:
-    """The output and its bytes, as fields of a ModelInferResponse."""
+    """The output with a text, as fields of a ModelInferResponse."""
     content = written.encode()
     return _OUTPUT + sized(6, _LENGTH.pack(len(content)) + content)
 
@@ -104,7 +120,7 @@ def write_text(written: str) -> bytes:
 
 
 def read_texts(body: bytes) -> dict[str, str]:
-    """The inputs that are texts of one element, by name. Raises InvalidRequest."""
+    """The texts of the inputs, by name. Raises InvalidRequest for an input that is not BYTES of one element."""
     described: list[tuple[str, str, bytes]] = []
     raws: list[bytes] = []
     for field, wire, start, end in fields(body, 0, len(body), MAX_FIELDS):

@@ -1,6 +1,6 @@
-"""gRPC's words in HTTP/2's headers (grpc.io, PROTOCOL-HTTP2): what a request's say, and the blocks of an answer's.
+"""gRPC in HTTP/2's headers (grpc.io, PROTOCOL-HTTP2): reads a request's headers, and encodes an answer's.
 
-Knows names and forms; nothing of streams.
+Knows names and forms of headers. Does not know streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from inferd.gateway.grpc.statuses import Status
 from inferd.http.http2.hpack import Header, literal
 from inferd.http.http2.request import Request
 
-PREFIX_BYTES: Final = 5  # before each message: whether it is compressed, and its length
+PREFIX_BYTES: Final = 5  # before each message: one byte (1: compressed), and four bytes with its length
 
 _TYPE: Final = b"application/grpc"
 _ACCEPTED: Final = literal(b"grpc-accept-encoding", b"identity,deflate,gzip")
@@ -25,7 +25,7 @@ OK: Final = literal(b"grpc-status", b"0")
 _UNITS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _ENCODINGS: Final[dict[bytes, Encoding | None]] = {b"": None, b"identity": None, b"gzip": "gzip", b"deflate": "deflate"}
 _NOT_METADATA: Final = frozenset((b"te", b"content-type", b"content-length"))
-_USUAL: Final = frozenset((b"user-agent",))  # metadata that say nothing of how a request is served
+_USUAL: Final = frozenset((b"user-agent",))  # metadata that do not change how a request is served
 _KEY: Final = b"authorization"
 
 _ESCAPED: Final = tuple(
@@ -34,7 +34,7 @@ _ESCAPED: Final = tuple(
 
 
 class Refusal(NamedTuple):
-    """A call that is not even begun."""
+    """The status and the HTTP status with which a call is refused because of its headers."""
 
     status: Status
     details: str
@@ -42,7 +42,7 @@ class Refusal(NamedTuple):
 
 
 class Head:
-    """What the headers of a call say; read once for all calls of a connection that have the same."""
+    """The values of a call's headers. Calls of one connection with equal headers share one object."""
 
     __slots__ = ("encoding", "is_usual", "length", "metadata", "refusal", "timeout_s", "token")
 
@@ -51,8 +51,8 @@ class Head:
         self.length: int | None = None
         self.encoding: Encoding | None = None
         self.timeout_s: float | None = None
-        self.token: str | None = None  # of the key, where it came in the usual way
-        self.is_usual = True  # nothing in the metadata is special but for that
+        self.token: str | None = None  # the key, from the header authorization
+        self.is_usual = True  # the metadata have nothing besides the key that changes how a request is served
         self.refusal = refusal
         if request is not None and refusal is None:
             self._read(request)
@@ -89,7 +89,7 @@ class Head:
 
 
 def refusal_of(request: Request) -> Refusal | None:
-    """Why this is no call of gRPC's."""
+    """The refusal of a request that is not a gRPC call; None: it is one."""
     if request.method != b"POST":
         return Refusal(Status.INTERNAL, f"The method is {shown(request.method)}; gRPC's calls are POST.", b"405")
     kind = next((value for name, value in request.headers if name == b"content-type"), b"")
@@ -99,7 +99,7 @@ def refusal_of(request: Request) -> Refusal | None:
 
 
 def timeout_of(value: bytes) -> float | None:
-    """Seconds; None: it has another form."""
+    """A timeout in seconds; None: the value is malformed."""
     digits, unit = value[:-1], _UNITS.get(value[-1:])
     if unit is None or not digits.isdigit() or len(digits) > 8:
         return None
@@ -111,7 +111,7 @@ def shown(value: bytes) -> str:
 
 
 def status_block(status: Status, details: str, trailers: Iterable[Header] = ()) -> bytes:
-    """The trailers of an answer, or what is said in its place behind ``only_head``."""
+    """The encoded status and trailers of an answer, or of an answer without messages, after ``only_head``."""
     block = literal(b"grpc-status", b"%d" % status)
     if details:
         block += literal(b"grpc-message", "".join([_ESCAPED[byte] for byte in details.encode()]).encode("ascii"))
@@ -123,7 +123,7 @@ def trailers_block(trailers: Iterable[Header]) -> bytes:
 
 
 def only_head(http: bytes = b"200") -> bytes:
-    """The beginning of a block that is the whole answer."""
+    """The beginning of the header block of an answer without messages."""
     return HEAD if http == b"200" else literal(b":status", http) + literal(b"content-type", _TYPE)
 
 

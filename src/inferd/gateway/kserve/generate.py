@@ -1,6 +1,6 @@
-"""POST generate and generate_stream: a text in, its continuation out, whole or as server-sent events.
+"""POST generate and generate_stream: continue a text; the answer is whole or server-sent events.
 
-Source: Triton's generate extension. ``parameters`` are the fields of /v1/completions; knows no tensor.
+Source: Triton's generate extension. ``parameters`` are the fields of /v1/completions. Does not know tensors.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from inferd.gateway.sse import encode
 from inferd.gateway.upstream import Stream
 from inferd.types import Delta, Output
 
-_OWN: Final = ("stream", "exclude_input_in_output", "model", "prompt", "request_id")  # not of /v1/completions
-_ENDING: Final = b"}}\n\n"  # of the frame with ``details``; a frame that only has a text ends with one brace
+_OWN: Final = ("stream", "exclude_input_in_output", "model", "prompt", "request_id")  # not passed to /v1/completions
+_ENDING: Final = b"}}\n\n"  # the end of the frame with ``details``; a frame with a text alone ends with one brace
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ _any: Final = msgspec.json.Decoder()
 
 
 async def generate(context: Context, call: Call, served: Served, body: TextRequest) -> Answer:
-    """The whole text. Raises InferdError for everything that goes wrong."""
+    """The answer with the whole text. Raises InferdError for every failure."""
     options = _options(body)
     if body.stream or options.get("stream"):
         raise invalid("stream", "stream is true; POST to generate_stream for a stream.")
@@ -80,7 +80,7 @@ async def generate(context: Context, call: Call, served: Served, body: TextReque
 
 
 async def generate_stream(context: Context, call: Call, served: Served, body: TextRequest) -> Answer:
-    """The text in pieces, as it is written. What goes wrong before the first is raised."""
+    """The answer as a stream of pieces. Raises InferdError for every failure before the first piece."""
     call.stream = True
     stream = await submit_text(context, call, served, body, _options(body), is_stream=True)
     outputs = merge(call, [stream])
@@ -165,7 +165,7 @@ async def submit_text(
         )
     given = {name: value for name, value in options.items() if name not in _OWN}
     priority, timeout = given.pop("priority", None), given.pop("timeout", None)
-    # In Triton's units; what is no number is refused there.
+    # Converted from Triton's units; other values than numbers are refused.
     terms = predict_fields_of("", b"", {"priority": priority, "timeout": timeout})  # type: ignore[dict-item]
     if terms.priority is not None:
         given["priority"] = terms.priority

@@ -1,6 +1,6 @@
-"""Predictions in rows: KServe v1's ``:predict`` and MLflow's ``/invocations``, which SageMaker has as well.
+"""Predictions in rows: KServe v1's ``:predict``, and ``/invocations`` of MLflow and SageMaker.
 
-The bodies are the worker's to read; see ``inferd.gateway.kserve.rest`` for tensors.
+The worker reads the bodies. Requests with tensors are in ``inferd.gateway.kserve.rest``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _mlflow_error(error: InferdError) -> bytes:
 MLFLOW_ERRORS: Final = ErrorShape(MlflowError, _mlflow_error)
 
 
-# -- for the document ----------------------------------------------------------------------------
+# -- types for the OpenAPI document --------------------------------------------------------------
 
 
 class InstancesRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,7 +100,7 @@ async def invoke(context: Context, call: Call, rest: str) -> Answer:
 
 
 def _dialect(call: Call) -> str:
-    """By the type that the body says it has. Raises UnsupportedMediaType."""
+    """The dialect of a body, by its Content-Type. Raises UnsupportedMediaType."""
     media, _, rest = (call.header(b"content-type") or b"").lower().partition(b";")
     if media.strip() != CSV_TYPE:
         if media.strip().startswith(b"text/"):
@@ -120,7 +120,7 @@ def _dialect(call: Call) -> str:
 
 
 def _target(context: Context, call: Call) -> Served:
-    """The model that SageMaker's header names, or the only one there is. Raises ModelNotFound, InvalidRequest."""
+    """The model that SageMaker's header names, or the only model. Raises ModelNotFound, InvalidRequest."""
     header = call.header(_TARGET)
     if header is not None:
         return find_served(context, call.principal, header.decode("latin-1"))

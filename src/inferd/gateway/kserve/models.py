@@ -1,6 +1,6 @@
-"""KServe v2 for both of its doors, REST and gRPC: what a request's parameters ask for, and what is told of models.
+"""The parts of KServe v2 that REST and gRPC share: the parameters of requests, and the metadata of models.
 
-Knows the router's states and the configuration; knows neither HTTP nor protobuf, and no tensor. Sources: the Open
+Knows the router's states and the configuration. Knows neither HTTP nor protobuf nor tensors. Sources: the Open
 Inference Protocol, and Triton's extensions parameters, sequence, schedule_policy, model_configuration,
 model_repository.
 """
@@ -57,7 +57,8 @@ def predict_fields_of(
     header_bytes: int = -1,
     version: str = "",
 ) -> PredictFields:
-    """What the gateway does about a request's parameters; those it does not know are the model's.
+    """The fields of a request for a prediction, from its body and parameters. Parameters that the gateway does not know
+    are left to the model.
 
     Raises InvalidRequest.
     """
@@ -85,7 +86,7 @@ def predict_fields_of(
 
 
 def _sequence(value: Value) -> str:
-    """A sequence's name; numbers and texts that look alike are one. Empty: it belongs to none."""
+    """The name of a request's sequence; empty: it has none. The number 7 and the text "7" are the same sequence."""
     if value is None or (value == 0 and not isinstance(value, bool)):
         return ""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 64:
@@ -121,7 +122,7 @@ def _priority(value: Value) -> int | None:
 
 
 def _timeout(value: Value) -> float | None:
-    """Seconds, of microseconds."""
+    """A timeout in seconds, from microseconds. None: no timeout."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TIMEOUT_S * 1e6:
@@ -136,7 +137,7 @@ def _timeout(value: Value) -> float | None:
 
 
 class Served(NamedTuple):
-    """One version of a model: the router's status of its entry, and what v2 calls it."""
+    """One version of a model: the router's status of its entry, and its name and version in KServe v2."""
 
     status: ModelStatus
     name: str
@@ -145,8 +146,8 @@ class Served(NamedTuple):
 
 
 def find_served(context: Context, principal: Principal, name: str, version: str = "") -> Served:
-    """The version asked for, by its number or an alias, or the newest that the principal may use. Raises
-    ModelNotFound."""
+    """The version that ``version`` (a number or an alias) names, or the newest version that the principal may use.
+    Raises ModelNotFound."""
     if not version:
         entry = entry_named(context.config.models, name) if "@" in name else None
         status = context.router.model(name if entry is None else entry)
@@ -179,8 +180,8 @@ def find_served(context: Context, principal: Principal, name: str, version: str 
 
 
 def draw_served_version(context: Context, call: Call, served: Served, sequence: str = "") -> Served:
-    """Who computes a request for what was found: another version where the model's name alone was said and its
-    versions have weights. ``sequence``: whose state it moves on."""
+    """The version that computes a request. If the request names no version and the model's versions have weights, one
+    is drawn. ``sequence``: the request's sequence; all its requests get the same version."""
     if served.requested_version or served.status.name != served.name:
         return served
     status = draw_version(context, call, served.status, sequence=sequence)
@@ -217,7 +218,7 @@ def is_ready(served: Served) -> bool:
     return served.status.replicas_ready >= 1
 
 
-# -- what is told of them ------------------------------------------------------------------------
+# -- metadata ------------------------------------------------------------------------------------
 
 
 class ServerMetadata(msgspec.Struct, frozen=True):
@@ -292,7 +293,7 @@ def condition_of(status: ModelStatus) -> Condition:
 
 
 def model_metadata(context: Context, principal: Principal, served: Served) -> ModelMetadata:
-    """Raises Unavailable for a model that has not told yet what it takes."""
+    """The metadata of a version. Raises Unavailable for a model that was never ready: its tensors are not known."""
     status, info = served.status, served.status.info
     if info is None:
         raise _unknown_yet(served)
@@ -318,7 +319,7 @@ def model_metadata(context: Context, principal: Principal, served: Served) -> Mo
 
 
 def tensors_of(served: Served) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs of a model that is known."""
+    """Inputs and outputs of a version whose ``info`` is known."""
     info = served.status.info
     assert info is not None
     return (info.inputs, info.outputs) if info.kind == "predict" else (_TEXT_IN, _TEXT_OUT)
@@ -396,7 +397,8 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_configuration(context: Context, served: Served) -> ModelConfiguration:
-    """Raises Unavailable for a model that has not told yet what it takes."""
+    """The configuration of a version. Raises Unavailable for a model that was never ready: its tensors are not
+    known."""
     info = served.status.info
     if info is None:
         raise _unknown_yet(served)
@@ -457,7 +459,7 @@ class RepositoryModel(msgspec.Struct, frozen=True):
 
 
 def repository_index(context: Context, principal: Principal, *, ready: bool = False) -> list[RepositoryModel]:
-    """Every version; with ``ready`` those that can be asked now."""
+    """Every version that the principal may use; with ``ready`` only those that are ready."""
     return [
         RepositoryModel(served.name, served.version, _repository_state(served.status), served.status.detail)
         for served in served_models(context, principal)

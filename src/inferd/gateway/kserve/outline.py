@@ -1,7 +1,7 @@
-"""A JSON document in pieces: what stands outside its strings, and its outline, which lacks what is nested deep.
+"""Reads a JSON document in pieces: the parts outside its strings, and its outline without deeply nested values.
 
-A decoder steps over a value in one call and keeps the interpreter's lock until the call ends. Here no call looks at
-more than ``PIECE_BYTES``, so other threads run between two calls. Nothing is validated.
+A decoder reads a document in one call and holds the interpreter's lock until the call ends. Here no call reads more
+than ``PIECE_BYTES``, so other threads run between two calls. The document is not validated.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Final, NamedTuple
 from inferd.errors import InvalidRequest
 
 PIECE_BYTES: Final = 4096
-MAX_TOKENS: Final = 1 << 19  # of the pieces that are looked at closely: some 200 ms of a processor
+MAX_TOKENS: Final = 1 << 19  # of the pieces that are split into tokens: about 200 ms of a processor
 
-_SEARCHED_BYTES: Final = 256 * 1024  # by one call that looks for a word
+_SEARCHED_BYTES: Final = 256 * 1024  # searched by one call
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)|[\[\]{}]|[^"\[\]{}]+', re.DOTALL)
 _NO_BRACKET: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _STEPS: Final = bytes([1 if byte in b"[{" else 255 for byte in range(256)])  # of a bracket: 255 is -1 as an int8
-_ROUNDS: Final = 8  # of leaving out empty lists and objects: most tensors have fewer dimensions
+_ROUNDS: Final = 8  # of removing empty lists and objects: most tensors have fewer dimensions
 
 
 class Piece(NamedTuple):
-    raw: bytes  # ends within no escape
+    raw: bytes  # does not end within an escape sequence
     is_inside: bool  # the piece begins within a string
-    outside: list[bytes]  # the parts that are no string
+    outside: list[bytes]  # the parts outside strings
 
 
 def pieces(body: bytes) -> Iterator[Piece]:
-    """The document from its beginning to its end."""
+    """The pieces of a document, in order."""
     at, is_inside = 0, False
     while at < len(body):
         raw = body[at : at + PIECE_BYTES]
@@ -44,16 +44,16 @@ def pieces(body: bytes) -> Iterator[Piece]:
 
 
 def contains(body: bytes, word: bytes) -> bool:
-    """As ``word in body``, which takes far longer for some bodies than for others."""
+    """As ``word in body``, in several calls, because one call may take long for some bodies."""
     return any(
         body.find(word, at, at + _SEARCHED_BYTES + len(word) - 1) >= 0 for at in range(0, len(body), _SEARCHED_BYTES)
     )
 
 
 def outline(body: bytes, levels: int, most: tuple[int, int] | None = None) -> bytes:
-    """The document with its lists and objects of ``levels`` levels; those nested deeper are empty.
+    """The document with ``levels`` levels of lists and objects. Lists and objects that are nested deeper are empty.
 
-    ``most``: commas, and lists and objects, that it may have; None: as many as there are. Raises InvalidRequest.
+    ``most``: the largest number of commas, and of lists and objects; None: no limit. Raises InvalidRequest.
     """
     kept: list[bytes] = []
     depth = values = lists = num_tokens = 0
@@ -88,7 +88,8 @@ def outline(body: bytes, levels: int, most: tuple[int, int] | None = None) -> by
 
 
 def _depths(brackets: bytes, depth: int) -> list[int]:
-    """How deep it is before the first bracket, the lowest depths between them, and how deep it is at the end."""
+    """The depth before the first bracket and after each bracket, where brackets that enclose nothing may be left out:
+    the first, the lowest and the last depth are exact."""
     for _ in range(_ROUNDS):
         fewer = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if len(fewer) == len(brackets):
@@ -98,7 +99,7 @@ def _depths(brackets: bytes, depth: int) -> list[int]:
 
 
 def _tokens(piece: Piece) -> list[bytes]:
-    """Strings, brackets, and what is between them."""
+    """The piece as tokens: strings, brackets, and the text between them."""
     tokens: list[bytes] = _TOKEN.findall(b'"' + piece.raw if piece.is_inside else piece.raw)
     if piece.is_inside:
         tokens[0] = tokens[0][1:]

@@ -1,7 +1,7 @@
-"""Loading and unloading models in the words of KServe v2's model repository, for REST and gRPC.
+"""Loading and unloading models with KServe v2's model repository extension, for REST and gRPC.
 
-A model's versions come and go together. A load may bring another ``max_batch_size`` and queue delay along, which hold
-until the configuration is read again; it never brings files.
+All versions of a model are loaded and unloaded together. A load may set another ``max_batch_size`` and queue delay,
+which hold until the configuration is read again. Files in a request are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Batching(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of Triton's ModelConfig a load may change. Triton writes 64-bit numbers as texts."""
+    """The fields of Triton's ModelConfig that a load may change. Triton writes 64-bit numbers as texts."""
 
     name: str | None = None
     max_batch_size: int | str | None = None
@@ -40,7 +40,8 @@ _override_decoder: Final = msgspec.json.Decoder(_Override)
 
 
 async def load_model(context: Context, principal: Principal, name: str, parameters: Mapping[str, Value]) -> None:
-    """Load every version; returns when they are ready. Raises InferdError, whose message says that it failed."""
+    """Load every version of a model; returns when they are ready. Raises InferdError, whose message begins with
+    "failed to load"."""
     try:
         _refuse_files(parameters)
         batching = _batching(parameters.get("config"))
@@ -56,7 +57,10 @@ async def load_model(context: Context, principal: Principal, name: str, paramete
 
 
 async def unload_model(context: Context, principal: Principal, name: str, parameters: Mapping[str, Value]) -> None:
-    """Unload every version. Pipelines hold their own copies of the models they use, so nothing depends on another."""
+    """Unload every version of a model. Raises InferdError, whose message begins with "failed to unload".
+
+    ``unload_dependents`` has no effect: a pipeline has its own copies of its models, so no model depends on another.
+    """
     try:
         dependents = parameters.get("unload_dependents")
         if dependents is not None and not isinstance(dependents, bool):
@@ -71,7 +75,7 @@ async def unload_model(context: Context, principal: Principal, name: str, parame
 
 
 def _failed(verb: str, name: str, error: InferdError) -> InferdError:
-    """The same error, in the sentence that Triton's clients look for."""
+    """The same error with the message that Triton's clients expect."""
     failure = error.to_failure()
     message = f"failed to {verb} {shown(name)}: {failure.message}"
     if isinstance(error, ModelNotFound):
@@ -107,7 +111,7 @@ def _batching(config: Value) -> _Override | None:
 
 
 def _changed(config: ModelConfig, override: _Override) -> ModelConfig:
-    """Raises InvalidRequest for numbers out of range."""
+    """The configuration with the override's values. Raises InvalidRequest for numbers out of range."""
     changes: dict[str, Any] = {}
     if override.max_batch_size is not None:
         changes["max_batch_size"] = _number("max_batch_size", override.max_batch_size, 1, MAX_BATCH_SIZE)

@@ -1,7 +1,7 @@
-"""KServe v2 (Open Inference Protocol) over REST, with Triton's extensions: the endpoints.
+"""The endpoints of KServe v2 (Open Inference Protocol) over REST, with Triton's extensions.
 
-Tensors go through as they came, JSON or binary, once a compressed body has been opened. Shared memory is not served:
-those routes do not exist.
+Tensors are passed to the worker unchanged, as JSON or binary, after a compressed body was decompressed. Shared memory
+is not supported, and its routes do not exist.
 """
 
 from __future__ import annotations
@@ -155,13 +155,15 @@ async def infer(context: Context, call: Call, rest: str) -> Answer:
 
 
 def task_of(served: Served) -> str:
-    """Every model that takes tensors can be asked with tensors, whatever else it is called."""
+    """The task that a request with tensors needs: the model's first one, because every model that takes tensors accepts
+    such requests."""
     info = served.status.info
     return info.tasks[0] if info is not None and info.kind == "predict" and info.tasks else "predict"
 
 
 def header_length(call: Call) -> int:
-    """The length of the body's JSON part, which binary tensors follow; -1: all of it is JSON. Raises InvalidRequest."""
+    """The length in bytes of the body's JSON part, which binary tensors follow. -1: the whole body is JSON. Raises
+    InvalidRequest."""
     value = call.header(_HEADER_LENGTH)
     if value is None:
         return -1
@@ -175,7 +177,7 @@ def header_length(call: Call) -> int:
 
 
 async def read_tensor_body(context: Context, call: Call, *, is_binary: bool = False, is_table: bool = False) -> bytes:
-    """A request's body, opened where it is compressed. ``is_table``: its type has been found to be text/csv. Raises
+    """A request's body, decompressed. ``is_table``: its Content-Type is text/csv and was checked. Raises
     UnsupportedMediaType, BodyTooLarge, InvalidRequest."""
     encoding = encoding_of(call)
     if not is_table:
@@ -185,14 +187,14 @@ async def read_tensor_body(context: Context, call: Call, *, is_binary: bool = Fa
 
 
 def check_media(call: Call, *, is_binary: bool) -> None:
-    """Whether the body may be tensors, by what it says of itself. Raises UnsupportedMediaType."""
+    """Check that the Content-Type allows tensors. Raises UnsupportedMediaType."""
     content_type = call.header(b"content-type")
     if content_type is not None:
         media = content_type.partition(b";")[0].strip().lower()
         is_json = media in (b"", b"application/json") or (
             media.startswith(b"application/") and media.endswith(b"+json")
         )
-        # Other types are those that web pages may send anywhere without asking.
+        # Web pages may send some other types across origins without a preflight request.
         if not is_json and not (is_binary and media == BINARY_TYPE):
             shown = printable(media.decode("latin-1"))
             raise UnsupportedMediaType(
@@ -212,7 +214,7 @@ async def text_stream(context: Context, call: Call, rest: str) -> Answer:
 async def _written(
     context: Context, call: Call, rest: str, write: Callable[[Context, Call, Served, TextRequest], Awaitable[Answer]]
 ) -> Answer:
-    """What ``write`` answers: once for each Idempotency-Key."""
+    """The answer of ``write``, which runs once for each Idempotency-Key."""
     require_json(call)
     raw = await read_body(call, context.max_body_bytes, context.body_timeout_s)
     body = await decode_body(raw, text_decoder)

@@ -1,4 +1,4 @@
-"""KServe v2's statistics extension: what each version of each model has done, in the protocol's shape."""
+"""KServe v2's statistics extension: counts and times of each version of each model, in the protocol's form."""
 
 from __future__ import annotations
 

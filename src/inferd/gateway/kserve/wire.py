@@ -1,6 +1,6 @@
-"""KServe v2 over REST: what the gateway reads of a request, and the shapes that the OpenAPI document shows.
+"""KServe v2 over REST: the fields that the gateway reads of an infer request, and the types for the OpenAPI document.
 
-Tensors are the worker's to read: here their bytes are stepped over.
+The worker reads the tensors; here the decoder skips them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEVELS: Final = 2  # the body and its ``parameters``
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """All that is read of a body."""
+    """The one field of a body that is read here."""
 
     parameters: dict[str, Value] | None = None
 
@@ -30,13 +30,14 @@ _head_decoder: Final = msgspec.json.Decoder(_Head)
 def read_infer(
     body: bytes, header_bytes: int = -1, version: str = "", *, most: tuple[int, int] | None = None
 ) -> PredictFields:
-    """What an infer request asks of the gateway. ``header_bytes``: the length of the JSON part; -1: all of it.
-    ``most``: values, and lists and objects, that the model takes in JSON; None: not known.
+    """The fields of an infer request.
 
-    Raises InvalidRequest; what is wrong with the rest of the body is found by the worker.
+    ``header_bytes``: the length of the body's JSON part; -1: the whole body. ``most``: the largest number of values,
+    and of lists and objects, that the model accepts as JSON; None: not known. Raises InvalidRequest for wrong
+    parameters; the worker checks the rest of the body.
     """
     head = body if header_bytes < 0 else body[:header_bytes]
-    # Of a header that is longer than the body the worker speaks better than a reader of JSON.
+    # A header length above the body's length is left to the worker, which has a better message for it.
     if header_bytes > len(body) or not (contains(head, b'"parameters"') or contains(head, b"\\u")):
         return PredictFields(dialect=DIALECT, body=body, header_bytes=header_bytes, version=version)
     if len(head) > OFF_LOOP_BYTES:
@@ -46,11 +47,11 @@ def read_infer(
     try:
         parameters = _head_decoder.decode(head).parameters
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        parameters = decode(head, _head_decoder).parameters  # says what is wrong
+        parameters = decode(head, _head_decoder).parameters  # raises an InvalidRequest that names the field
     return predict_fields_of(DIALECT, body, parameters or {}, header_bytes=header_bytes, version=version)
 
 
-# -- for the document ----------------------------------------------------------------------------
+# -- types for the OpenAPI document --------------------------------------------------------------
 
 
 class InferInput(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -41,7 +41,7 @@ _CACHEABLE_HEADERS: Final = frozenset(
         *(b"content-type", b"content-length", b"authorization", b"x-api-key", b"inference-header-content-length"),
     )
 )
-_CACHEABLE_PREFIX: Final = b"x-stainless-"  # OpenAI's clients describe themselves
+_CACHEABLE_PREFIX: Final = b"x-stainless-"  # OpenAI's clients describe their version and system
 
 
 class CachedHead(ABC):
@@ -51,7 +51,7 @@ class CachedHead(ABC):
 
     def __init__(self, exchange: Exchange, route: str) -> None:
         self.target = exchange.target
-        self.headers = exchange.headers  # their Content-Length is that of the first such request
+        self.headers = exchange.headers  # with the Content-Length of the first such request
         self.route = route
         self.sdk_timeout_s = sdk_timeout(dict(reversed(exchange.headers)).get)
         self.token: str | None = None

@@ -30,7 +30,7 @@ class CachedInferHead(CachedHead):
     __slots__ = ("encoding", "header_bytes", "model", "version")
 
     def __init__(self, exchange: Exchange, call: Call, served: Served) -> None:
-        """Raises InvalidRequest."""
+        """The head of ``exchange``, which asks for ``served``. Raises InvalidRequest."""
         super().__init__(exchange, call.route)
         self.model = served.status.name
         self.version = served.requested_version

@@ -1,6 +1,6 @@
 """GET /v2/models/{model}/stream: windows of a client's samples over a WebSocket, each answered as soon as it is full.
 
-What can be known before the first sample is refused as HTTP; from then on in messages (``window_stream``).
+Errors before the WebSocket is accepted are HTTP answers. Later errors are messages (``windows/stream.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from inferd.gateway.windows.options import options_of, plan_of
 
 
 async def stream(context: Context, call: Call, rest: str) -> Switched:
-    """Raises UpgradeRequired, ModelNotFound, InvalidRequest, Unavailable and ClientLeft."""
+    """Accept a WebSocket and start its stream of windows. Raises UpgradeRequired, ModelNotFound, InvalidRequest,
+    Unavailable and ClientLeft."""
     if call.offer is None:
         raise UpgradeRequired(
             "This is a WebSocket: connect to it with ws:// or wss:// and a WebSocket client, over HTTP/1.1."
@@ -34,9 +35,9 @@ async def stream(context: Context, call: Call, rest: str) -> Switched:
     check_task(served.status, v2.task_of(served))
     options = options_of(call.offer.query)
     plan = None
-    if options.window is not None:  # else the first message says what is wanted
+    if options.window is not None:  # without it the first message must have the options
         plan = plan_of(served.name, info, options, context.max_body_bytes)
-    # Nobody waits for the library of a protocol that is not spoken.
+    # Imported here, so that a server without WebSockets does not load their library.
     from inferd.gateway.windows.stream import WindowStream
     from inferd.http.websocket import WebSocket
 

@@ -1,6 +1,6 @@
-"""What a client wants of a stream of windows, and what becomes of it with a model's inputs: a window's request.
+"""The options of a stream of windows, and the plan that turns windows into requests for a model's inputs.
 
-Knows tensors' shapes and bytes, no connection.
+Knows tensors' shapes and bytes. Does not know connections.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from inferd.types import ModelInfo, TensorSpec
 
 MAX_SAMPLES: Final = 1 << 24
 MAX_QUERY_FIELDS: Final = 64
-RATE_NAMES: Final = ("sr", "sample_rate", "sampling_rate")  # of inputs that take the sample rate
+RATE_NAMES: Final = ("sr", "sample_rate", "sampling_rate")  # inputs that get the sample rate
 _INPUTS: Final = "inputs."
 
-# How numbers of a datatype are packed; BF16 has no word for it and comes as bytes only.
+# The struct formats of datatypes; BF16 has none, so its samples are accepted as bytes only.
 _FORMATS: Final[dict[str, str]] = {
     "BOOL": "?",
     **{"INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q"},
@@ -65,17 +65,17 @@ class WindowOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """How samples become requests to a model."""
+    """How windows of samples become requests to a model."""
 
     window: int
     hop: int
     context: int
     sample_rate: int | None
-    sample_bytes: int  # as the client sends them
-    datatype: str  # likewise
+    sample_bytes: int  # of the samples that the client sends
+    datatype: str  # of the samples that the client sends
     head: bytes  # the JSON part of every request
     input: str
-    is_scaled: bool  # INT16 for FP32
+    is_scaled: bool  # the client sends INT16, and the input is FP32
 
     def body(self, data: bytes) -> bytes:
         """One window's request in KServe v2's binary form."""
@@ -97,7 +97,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise invalid("samples", f"The samples do not fit {self.datatype}; send numbers that do.") from None
 
     def check(self, data: bytes) -> None:
-        """Raises InvalidRequest for bytes that are no whole number of samples."""
+        """Raises InvalidRequest if ``data`` is not a whole number of samples."""
         if len(data) % self.sample_bytes:
             each = f"{self.sample_bytes} bytes of {self.datatype}"
             raise InvalidRequest(
@@ -108,7 +108,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def options_of(query: str) -> WindowOptions:
-    """Raises InvalidRequest."""
+    """The options in a query. Raises InvalidRequest."""
     found: dict[str, Any] = {}
     inputs: dict[str, Any] = {}
     try:
@@ -137,7 +137,7 @@ def options_of(query: str) -> WindowOptions:
 
 
 def _value(text: str) -> object:
-    """JSON where it is some, else the text."""
+    """The value of a text that is JSON, else the text."""
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):
@@ -145,7 +145,7 @@ def _value(text: str) -> object:
 
 
 def plan_of(name: str, info: ModelInfo, options: WindowOptions, max_bytes: int) -> Plan:
-    """Raises InvalidRequest for options that do not fit the model, or lack something."""
+    """The plan for a model and options. Raises InvalidRequest for options that do not fit the model or are missing."""
     if info.kind != "predict":
         raise InvalidRequest(
             f"The model {name!r} writes text; windows of samples are for models that take tensors.",
@@ -217,7 +217,7 @@ def _constants(options: WindowOptions, specs: Mapping[str, TensorSpec]) -> dict[
 
 
 def _shape_of(value: object) -> list[int]:
-    """Of a list of lists, by the first of each; whether the others are like it is the worker's to see."""
+    """The shape of nested lists, by the first element of each. The worker checks the other elements."""
     shape: list[int] = []
     while isinstance(value, list):
         shape.append(len(value))
@@ -247,7 +247,8 @@ def _input(
 
 
 def _shape(options: WindowOptions, spec: TensorSpec, length: int) -> list[int]:
-    """A window's shape: the one asked for, or the first usual one that the input takes."""
+    """A window's shape: the option ``shape``, or the first of the usual shapes that the input accepts. Raises
+    InvalidRequest."""
     channels, rank = options.channels, len(spec.shape)
     size = length * channels
     if options.shape is not None:

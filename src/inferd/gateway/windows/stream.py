@@ -1,7 +1,7 @@
-"""One client's stream of windows: what it says, one answer per window in order, and how it ends.
+"""One client's stream of windows: its messages, one answer per window in order, and its end.
 
-A window is a request like any other: asked for with the client's key, paid from its quota, reported to the observer. They
-are computed one after the other, so that a model's state moves on in order; other clients' windows share its batches.
+Each window is a request of its own: it has the client's key, counts in its quota and emits an event. Windows of one
+stream are computed one after the other, so a model's state advances in order. Windows of several clients share batches.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from inferd.http.asgi import Message
 from inferd.http.websocket import PeerDisconnected, ServerShuttingDown, WebSocket
 from inferd.types import ModelInfo
 
-END_SEQUENCE_S: Final = 5.0  # for a worker to forget a state
+END_SEQUENCE_S: Final = 5.0  # the timeout of the request that ends a sequence
 
-# Close codes (RFC 6455, section 7.4.1, and IANA's registry) of what went wrong.
+# Close codes (RFC 6455, section 7.4.1, and IANA's registry) by kind of error.
 _CLOSE: Final[dict[str, int]] = {
     "invalid_request": 1007,
     "body_too_large": 1009,
@@ -47,13 +47,13 @@ _CLOSE: Final[dict[str, int]] = {
     "deadline_exceeded": 1013,
     "cancelled": 1012,
 }
-# Codes whose close differs from their kind's. A state that is gone is its worker's fault, not the window's.
+# Error codes whose close code differs from their kind's. A lost state is a fault of the worker, not of the client.
 _CLOSE_BY_CODE: Final[dict[str | None, int]] = {"stream_idle": 1008, "sequence_not_found": 1012}
 _DEFECT: Final = 1011
 _GOING_AWAY: Final = 1001
 _DONE: Final = 1000
 
-# A window that failed for these is lost, and the next one may pass: where no state is missing it, the stream goes on.
+# Errors after which the next window may succeed. A stream without a state goes on after them; the window is lost.
 _TRANSIENT: Final = frozenset(("quota_exceeded", "overloaded", "unavailable", "worker_died", "deadline_exceeded"))
 
 _log = logging.getLogger("inferd.gateway")
@@ -79,7 +79,7 @@ class WindowStream:
         plan: Plan | None,
         socket: WebSocket,
     ) -> None:
-        """``call`` was the handshake; without a ``plan`` the first message must complete the ``options``."""
+        """``call`` is the handshake. Without a ``plan`` the first message must complete the ``options``."""
         self._context = context
         self._path, self._route, self._headers = call.path, call.route, call.headers
         self._offer = call.offer
@@ -92,7 +92,7 @@ class WindowStream:
         self._windows: WindowCutter | None = None
         self._socket = socket
         self._sequence = f"stream-{call.unique}" if info.is_stateful else ""
-        self._has_state = False  # the worker keeps one for this stream
+        self._has_state = False  # the worker keeps a state for this stream
         self._call: Call | None = None  # the window that is being computed
         self._num_answered = 0
         config = context.config.models.get(served.status.name)
@@ -111,15 +111,15 @@ class WindowStream:
         self._windows = WindowCutter(plan.window, plan.hop, plan.context, plan.sample_bytes)
 
     def _on_client_left(self) -> None:
-        """The client is gone: nothing is computed for it any more."""
+        """Cancel the window that is being computed, because the client disconnected."""
         if self._call is not None:
             self._call.client_left = True
             self._call.close_streams()
 
-    # -- the conversation -------------------------------------------------------------------
+    # -- messages ---------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Until one side has had enough."""
+        """Serve the stream until the client or the server ends it, or an error does."""
         socket = self._socket
         try:
             try:
@@ -136,7 +136,7 @@ class WindowStream:
                 _log.exception("a stream of windows failed")
                 await self._fail(InternalError("The server met an internal error; the log has the details."))
         finally:
-            socket.on_disconnect = socket.on_protocol_error = None  # they know of this
+            socket.on_disconnect = socket.on_protocol_error = None  # they refer to this object
         await self._end_sequence()
 
     async def _receive_messages(self) -> None:
@@ -156,7 +156,7 @@ class WindowStream:
                 return
 
     async def _handle_text(self, text: str) -> bool:
-        """A text message; whether it was the last one."""
+        """Handle a text message; returns whether it was the last one. Raises InvalidRequest."""
         try:
             client_message = await decode_body(text.encode("utf-8"), _message_decoder)
         except InvalidRequest as error:
@@ -199,7 +199,7 @@ class WindowStream:
         await self._socket.send(_encode(opened))
 
     def _planned(self) -> Plan:
-        if self._plan is None:  # says what is missing
+        if self._plan is None:  # raises an InvalidRequest that names the missing option
             self._begin(plan_of(self._served.name, self._info, self._options, self._context.max_body_bytes))
         assert self._plan is not None
         return self._plan
@@ -223,7 +223,7 @@ class WindowStream:
     # -- a window ---------------------------------------------------------------------------
 
     async def _answer(self, plan: Plan, window: Window, *, is_last: bool) -> None:
-        """Compute one window and send its answer. Raises what ends the stream."""
+        """Compute one window and send its answer. Raises InferdError for a failure that ends the stream."""
         data = window.data
         body = plan.body(data) if len(data) <= OFF_LOOP_BYTES else await asyncio.to_thread(plan.body, data)
         fields = PredictFields(
@@ -257,7 +257,8 @@ class WindowStream:
         await self._socket.send(_encode(answer))
 
     async def _compute(self, fields: PredictFields, number: int, num_bytes: int) -> bytes:
-        """A window's outputs in KServe v2's JSON. Raises InferdError; PeerDisconnected when the client left meanwhile."""
+        """A window's outputs in KServe v2's JSON. Raises InferdError, and PeerDisconnected when the client
+        disconnected."""
         call = self._make_call(num_bytes)
         call.request_id = f"{self._id}-{number}"
         self._call = call
@@ -284,7 +285,7 @@ class WindowStream:
         self._context.emit(served_event(call, clock.now()))
 
     def _make_call(self, num_bytes: int) -> Call:
-        """A window as a call: the handshake's headers, so its terms, are every window's."""
+        """The call of a window, with the handshake's headers and therefore its priority and deadline."""
         scope = {"method": "GET", "path": self._path, "headers": self._headers, "inferd.offer": self._offer}
         call = Call(scope, _never_receive, _refuse_send, clock.now())
         call.route = self._route
@@ -306,8 +307,10 @@ class WindowStream:
         self._socket.close(code, printable(error.message, MAX_MESSAGE_CHARS))
 
     async def _end_sequence(self) -> None:
-        """Let the worker forget this stream's state: an empty window, whose answer nobody reads. It costs no quota;
-        what cannot be asked now is forgotten after ``sequence.idle_s``."""
+        """Let the worker drop this stream's state, with a last window of zeros whose answer is discarded.
+
+        The window costs no quota. If it fails, the worker drops the state after ``sequence.idle_s``.
+        """
         plan = self._plan
         if not self._has_state or plan is None or self._socket.is_stopping:
             return
@@ -333,7 +336,7 @@ class WindowStream:
 
 
 def _given(options: WindowOptions) -> dict[str, object]:
-    """The options that differ from what is meant by nothing."""
+    """The options that differ from their defaults, by name."""
     plain = WindowOptions()
     return {
         name: getattr(options, name)
@@ -350,7 +353,7 @@ def _error(error: InferdError, window: int | msgspec.UnsetType = msgspec.UNSET) 
 
 
 async def _never_receive() -> Message:
-    """Whoever leaves is noticed by the socket."""
+    """A call's ``receive`` that never returns: the WebSocket notices a disconnect."""
     never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
     return await never
 

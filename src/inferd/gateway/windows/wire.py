@@ -1,4 +1,4 @@
-"""The messages of a stream of windows: what a client says in text, and what it is told."""
+"""The text messages of a stream of windows: those of the client, and those of the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferd.gateway.windows.options import WindowOptions
 
 
 class ClientMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A text message of the client's: one of these."""
+    """A text message of the client. It has exactly one of the fields."""
 
     open: WindowOptions | None = None
     samples: Annotated[list[int | float] | None, Meta(description="Row by row, where a sample has channels.")] = None
@@ -31,7 +31,7 @@ class WindowAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 
 
 class StreamError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
-    """What went wrong; with ``window`` only that one is lost, else a close follows."""
+    """An error. With ``window`` only that window is lost; without it the stream is closed."""
 
     error: ErrorDetail
     window: int | msgspec.UnsetType = msgspec.UNSET
@@ -39,7 +39,7 @@ class StreamError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="open"):
-    """The answer to ``open``: what is meant by it."""
+    """The answer to ``open``, with the options in effect."""
 
     model: str
     version: str
@@ -53,6 +53,6 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="o
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="end"):
-    """The answer to ``end``, after the last window's."""
+    """The answer to ``end``, after the answer to the last window."""
 
     windows: int
