@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -82,26 +82,15 @@ def submit_completion(
         width=width,
         max_tokens=max_tokens,
     )
-    return submit_relay(context, call, name, Asking(path, body, stream, fields.wants_usage), terms, cost)
+    headers = forwarded_headers(call)
+    relay = Relay(path=path, body=body, stream=stream, wants_usage=fields.wants_usage, headers=headers)
+    return submit_relay(context, call, name, relay, terms, cost)
 
 
-class Asking(NamedTuple):
-    """The parts of a ``Relay`` that an endpoint sets: the remote path, the body, and whether its answer is a stream
-    with usage."""
-
-    path: str
-    body: bytes
-    stream: bool = False
-    wants_usage: bool = False
-
-
-def submit_relay(context: Context, call: Call, name: str, asking: Asking, terms: Terms, cost: Cost) -> Stream:
+def submit_relay(context: Context, call: Call, name: str, relay: Relay, terms: Terms, cost: Cost) -> Stream:
     """Reserve a request's quota and put it into the queue of a model with remote replicas alone. Raises QuotaExceeded,
     and what the router raises."""
-    path, body, stream, wants_usage = asking
     reserve(context, call, name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
-    headers = forwarded_headers(call)
-    relay = Relay(path=path, body=body, stream=stream, wants_usage=wants_usage, headers=headers)
     request = Request(
         id=call.response_id("relay"),
         model=name,
@@ -113,7 +102,7 @@ def submit_relay(context: Context, call: Call, name: str, asking: Asking, terms:
         session=terms.session,
         region=terms.region,
         num_tokens=cost.expected,
-        num_bytes=len(body),
+        num_bytes=len(relay.body),
         arrived_at=call.started_at,
     )
     made = context.router.submit(request, relay)

@@ -19,12 +19,14 @@ from inferd.gateway.caching import CacheInputs, get_or_compute, relay_cache_inpu
 from inferd.gateway.call import Answer, Call, Response, read_body, require_json
 from inferd.gateway.context import Context
 from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body, within_decode_cost
+from inferd.gateway.generation import forwarded_headers
 from inferd.gateway.idempotency import run_idempotent
 from inferd.gateway.predictions import PredictFields, check_task, predict
-from inferd.gateway.relay import Asking, relayed_response, remote_model_of, submit_relay
+from inferd.gateway.relay import relayed_response, remote_model_of, submit_relay
 from inferd.gateway.relay_fields import NO_MODEL_INFO
 from inferd.gateway.upstream import ModelStatus
 from inferd.gateway.versions import model_for
+from inferd.types import Relay
 
 # The dialects that are relayed, and their paths at remote servers.
 _RELAYED: Final = {"openai.embeddings": "/embeddings", "rerank": "/rerank", "score": "/score"}
@@ -163,7 +165,8 @@ async def _relay(context: Context, call: Call, name: str, path: str, fields: _Fi
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     cost = cost_of(NO_MODEL_INFO, prompt_bytes=len(raw), prompt_tokens=0, num_prompts=1, width=0, max_tokens=0)
-    stream = submit_relay(context, call, name, Asking(path, raw), terms, cost)
+    relay = Relay(path=path, body=raw, headers=forwarded_headers(call))
+    stream = submit_relay(context, call, name, relay, terms, cost)
     return await relayed_response(call, stream)
 
 
