@@ -63,7 +63,7 @@ def is_kept(file: Path) -> bool:
 
 
 class Clients:
-    """Who asks all the time: every answer, in order."""
+    """Clients that send requests all the time: every answer, in order."""
 
     def __init__(self, url: str) -> None:
         self.answers: list[tuple[int, object]] = []

@@ -59,7 +59,7 @@ def test_requests_are_shared_out_by_weight_and_stay_with_a_session(
         rows = client.post("/v1/models/m:predict", json={"instances": [[0, 0]]}, headers={"x-session-id": "5"})
         assert rows.json() == {"predictions": [[float(seen["5"])] * 2]}
 
-        # Whoever names a version gets it.
+        # A request that names a version gets it.
         for path, version in {
             "m@stable": "3",
             "m/versions/stable": "3",

@@ -70,7 +70,7 @@ def locked_database(field: Field) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Nobody else can read or write: SQLite's own locks of a database in WAL mode, held by us."""
+    """No other process can read or write: the test holds SQLite's own locks of a database in WAL mode."""
     with open(f"{path}-shm", "rb+") as shared:
         fcntl.lockf(shared, fcntl.LOCK_EX, 8, 120)  # the locks' place in the file: sqlite.org/walformat.html
         yield

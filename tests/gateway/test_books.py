@@ -339,7 +339,7 @@ NUM_REQUESTS = 120
 
 
 async def all_told(site: Site) -> None:
-    """Nobody is connected, nothing is computed, and nothing is left to be told."""
+    """No client is connected, no request is computed, and no event is outstanding."""
     await until(lambda: not site.http.connections and not site.grpc.connections, "all connections are gone")
     background = site.room.background
     await until(lambda: not background._num_running, "all requests without a client have ended")
@@ -399,7 +399,7 @@ def test_ledger_log_and_metrics_tell_what_was_computed_however_requests_end(tmp_
 
 @pytest.mark.parametrize("seed", range(2))
 def test_they_agree_when_workers_die_as_well(tmp_path: Path, seed: int) -> None:
-    """What died with a worker, untold, is charged to nobody, and neither is what a second replica computed for the same
+    """Work that was lost with a worker is charged to no tenant, and neither is a second replica's work for the same
     answer. An answer that another worker goes on with counts once."""
 
     async def work() -> None:

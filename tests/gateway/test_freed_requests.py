@@ -84,7 +84,7 @@ class Site:
         assert found == status, answer
 
     async def is_over(self) -> None:
-        """Nobody is connected, and what that set in motion has come to rest."""
+        """No client is connected, and every task that this caused has ended."""
         await until(lambda: not self.server.connections, "all connections are gone")
         await until(lambda: not self._tasks() - self._always, "all tasks have ended")
         await until(lambda: not any(m.in_flight for m in self.router.models()), "the workers have let go as well")

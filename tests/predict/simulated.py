@@ -51,7 +51,7 @@ class Simulation:
         return self
 
     def _admit(self, until: float) -> None:
-        """Who arrived while the model computed was put into the batcher as soon as it was free, as a worker does."""
+        """Requests that arrived during a batch are put into the batcher right after it, as a worker does."""
         while self._arrivals and self._arrivals[0][0] <= until:
             at, _, item = heapq.heappop(self._arrivals)
             self._arrived_at[item.request_id] = at

@@ -1,4 +1,4 @@
-"""Usual requests take a direct path; nobody but the clock can tell.
+"""Usual requests take a direct path, whose answers and records are those of the general path.
 
 Each case runs twice: with the direct path, and with it closed. Clients, the remote server, the log and the metrics must
 see the same.
@@ -202,7 +202,7 @@ CASES: dict[str, tuple[dict[str, Any], Script]] = {
 
 
 def run(body: dict[str, Any], script: Script) -> tuple[Any, ...]:
-    """Three usual requests, one that meets the fault, one more; what everybody saw of them."""
+    """Three usual requests, one that meets the fault, one more; what clients, server, log and metrics show of them."""
     found: list[Any] = []
     data = json.dumps(body).encode()
 

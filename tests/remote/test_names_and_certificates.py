@@ -1,4 +1,4 @@
-"""Whom a remote replica talks to: certificates that it trusts, names that move, peers that only seem to be there."""
+"""The servers that a remote replica accepts: trusted certificates, names that move, peers that never answer."""
 
 from __future__ import annotations
 

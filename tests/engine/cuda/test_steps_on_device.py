@@ -97,7 +97,7 @@ def run(runner: Runner, step: Step) -> Tensor:
 
 
 def test_recorded_steps_compute_what_steps_compute(decoder: Decoder) -> None:
-    """Whoever else is in the batch, and whatever filled the graph up; and they write no block but their own."""
+    """With any other sequences and any padding in the batch; and sequences write no block but their own."""
     device = FakeDevice()
     ours, plain = (
         on_device(decoder, device, (1, 2, 4)),
