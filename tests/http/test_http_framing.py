@@ -632,7 +632,7 @@ def test_a_request_that_comes_in_two_parts_behind_others_is_read_to_its_end() ->
             for path in (b"/first", *[b"/next"] * (PIPELINE_AHEAD - 1)):
                 one.writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path)
             one.writer.write(b"POST /second HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\n")
-            while not any(cast(Connection, guest)._is_read_paused for guest in server.connections):
+            while not any(cast(Connection, one)._is_read_paused for one in server.connections):
                 await asyncio.sleep(0.01)
             one.writer.write(b"hello")
             first.set()
@@ -653,7 +653,7 @@ def test_half_of_a_head_behind_a_request_does_not_cut_its_answer() -> None:
     async def then(server: HttpServer) -> None:
         async with socket_to(server) as one:
             one.writer.write(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\nGET /half HTTP/1.1\r\nho")
-            while not any(cast(Connection, guest)._final_refusal for guest in server.connections):
+            while not any(cast(Connection, one)._final_refusal for one in server.connections):
                 await asyncio.sleep(0.01)
             given_up.set()
             received = await one.rest()
@@ -720,8 +720,8 @@ def test_a_client_that_takes_no_answers_is_answered_no_further_over_a_socket() -
             writer.write(WHOLE[0] * 2000)
         while not server.connections:
             await asyncio.sleep(0.01)
-        (guest,) = server.connections
-        connection = cast(Connection, guest)
+        (one,) = server.connections
+        connection = cast(Connection, one)
         while not connection._is_read_paused or connection.is_writable:
             await asyncio.sleep(0.01)
         assert connection._transport.get_write_buffer_size() <= 2 * WRITE_AHEAD_BYTES
@@ -794,8 +794,8 @@ def test_a_client_that_reads_nothing_holds_little_of_the_kernels_memory() -> Non
             raw.sendall(b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n")
             while not server.connections:
                 await asyncio.sleep(0.01)
-            (guest,) = server.connections
-            connection = cast(Connection, guest)
+            (one,) = server.connections
+            connection = cast(Connection, one)
             before = -1
             while before != (unsent := unsent_bytes(connection)) or connection.is_writable:
                 before = unsent

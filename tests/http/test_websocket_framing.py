@@ -211,17 +211,17 @@ def test_a_connection_that_breaks_the_protocol_gets_an_error_and_a_close(
 def test_a_flood_of_small_frames_is_looked_at_bit_by_bit(site: Site) -> None:
     async def then() -> None:
         async with opened(site) as client:
-            (guest,) = site.gateway.connections
-            assert isinstance(guest, WebSocket)
+            (socket,) = site.gateway.connections
+            assert isinstance(socket, WebSocket)
             flood = frame(BINARY) * 20_000
-            guest.data_received(flood)
-            assert len(guest._unread) == len(flood)
+            socket.data_received(flood)
+            assert len(socket._unread) == len(flood)
             client.writer.write(frame(BINARY, floats(1)))
             for turn in range(3):
                 await asyncio.sleep(0)
-                assert len(guest._unread) >= len(flood) - (turn + 2) * READ_BYTES
+                assert len(socket._unread) >= len(flood) - (turn + 2) * READ_BYTES
             assert y(await client.answer()) == 1
-            assert not guest._unread
+            assert not socket._unread
             client.writer.write(close())
             assert await client.closed() == 1000
 
@@ -299,11 +299,11 @@ def test_a_connection_that_does_not_answer_the_close_is_cut_off(site: Site) -> N
             client.writer.write(frame(TEXT, b"nonsense"))
             assert (await client.answer())["type"] == "error"
             assert await client.closed() == 1007
-            (guest,) = site.gateway.connections
-            assert isinstance(guest, WebSocket)
-            guest.check_timeouts(clock.now() + CLOSE_S - 1)
-            assert guest in site.gateway.connections
-            guest.check_timeouts(clock.now() + CLOSE_S + 1)
+            (socket,) = site.gateway.connections
+            assert isinstance(socket, WebSocket)
+            socket.check_timeouts(clock.now() + CLOSE_S - 1)
+            assert socket in site.gateway.connections
+            socket.check_timeouts(clock.now() + CLOSE_S + 1)
             await site.until(lambda: not site.gateway.connections)
 
     site.talk(then)

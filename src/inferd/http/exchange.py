@@ -46,7 +46,9 @@ class Responder(Protocol):
     is_started: bool
 
     @property
-    def is_body_complete(self) -> bool: ...
+    def is_body_complete(self) -> bool:
+        """Whether all of the request was read."""
+
     def disconnected(self) -> None:
         """The client has disconnected, or the server is closing the connection: no more of the answer is sent."""
 
@@ -59,9 +61,15 @@ class ExchangeConnection(Protocol):
 
     is_writable: bool
 
-    def write(self, data: bytes) -> None: ...
-    def abort(self) -> None: ...
-    def exchange_over(self, exchange: Responder) -> None: ...
+    def write(self, data: bytes) -> None:
+        """Write to the transport."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+
+    def exchange_over(self, exchange: Responder) -> None:
+        """The answer is complete: continue with the next request."""
+
     def resume_reading_body(self) -> None:
         """The application has received all of the body that was buffered: read more of it from the socket."""
 
@@ -136,11 +144,13 @@ class Exchange:
     # -- called by the connection -----------------------------------------------------------
 
     def put_body(self, data: bytes) -> None:
+        """Add a part of the body."""
         self._chunks.append(data)
         self.num_buffered += len(data)
         self._wake()
 
     def end_body(self) -> None:
+        """The body is complete."""
         self.is_body_complete = True
         self._wake()
 
@@ -366,6 +376,7 @@ class Exchange:
 
     @property
     def is_writable(self) -> bool:
+        """Whether the connection's write buffer has room."""
         return self._connection.is_writable
 
 

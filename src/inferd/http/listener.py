@@ -229,11 +229,13 @@ class HttpServer:
     # -- called by connections --------------------------------------------------------------
 
     def spawn(self, serving: Coroutine[Any, Any, None]) -> None:
+        """Run ``serving`` as a task; ``serve`` waits for its end."""
         task = asyncio.get_running_loop().create_task(serving)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def reject_connection(self, transport: asyncio.Transport) -> None:
+        """Answer with status 503 and close. Of many rejected connections at once, close some without an answer."""
         self._emit(ClientTurnedAway())
         now = clock.now()
         if not self._rejection_logged_at or now - self._rejection_logged_at > REJECTION_LOG_EVERY_S:
@@ -248,6 +250,7 @@ class HttpServer:
         self._num_rejected -= 1
 
     def connection_closed(self, connection: ClientConnection) -> None:
+        """Forget a connection that is closed."""
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()

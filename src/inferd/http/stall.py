@@ -21,11 +21,13 @@ class WriteStall:
         self._unsent_bytes = 0  # in the buffer at that time
 
     def begin(self, transport: asyncio.Transport) -> None:
+        """The write buffer of ``transport`` is full."""
         self.is_active = True
         self._since = clock.now()
         self._unsent_bytes = transport.get_write_buffer_size()
 
     def end(self) -> None:
+        """The write buffer has room again."""
         self.is_active = False
 
     def has_expired(self, transport: asyncio.Transport, now: float, limit_s: float) -> bool:

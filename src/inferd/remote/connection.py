@@ -51,10 +51,18 @@ class Receiver(Protocol):
     with ``answer_failed`` or ``answer_broken`` instead, at any time.
     """
 
-    def answer_whole(self, head: Head, body: bytes) -> None: ...
-    def answer_head(self, status: int, headers: Headers) -> None: ...
-    def answer_data(self, data: bytes) -> None: ...
-    def answer_ended(self) -> None: ...
+    def answer_whole(self, head: Head, body: bytes) -> None:
+        """A complete answer."""
+
+    def answer_head(self, status: int, headers: Headers) -> None:
+        """The status and headers of an answer that is delivered in parts."""
+
+    def answer_data(self, data: bytes) -> None:
+        """A part of its body."""
+
+    def answer_ended(self) -> None:
+        """Its end."""
+
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
         """The server or the connection failed.
 
@@ -148,6 +156,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
+        """Whether an exchange is in progress."""
         return self._receiver is not None
 
     def send(self, request: bytes, receiver: Receiver) -> None:
@@ -171,11 +180,13 @@ class Connection(asyncio.Protocol):
         self._receiver = receiver
 
     def pause(self) -> None:
+        """Stop reading. Idempotent."""
         if not self.is_paused and self._transport is not None and not self.is_closed:
             self.is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
+        """Continue reading. Idempotent."""
         if self.is_paused and self._transport is not None and not self.is_closed:
             self.is_paused = False
             self.last_at = clock.now()

@@ -53,6 +53,8 @@ class _Details(msgspec.Struct):
 
 
 class UsageReport(msgspec.Struct):
+    """The ``usage`` object of an answer or an event."""
+
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None

@@ -59,6 +59,7 @@ class Exchange:
             self.connection.pause()
 
     def resume(self) -> None:
+        """Continue reading the answer."""
         self._is_paused = False
         if self.connection is not None:
             self.connection.resume()
@@ -78,6 +79,7 @@ class Exchange:
         connection.set_receiver(self)
 
     def start_on(self, connection: Connection) -> None:
+        """Send the request on ``connection``."""
         self.connection = connection
         connection.send(self._request, self)
         if self._is_paused:
@@ -122,6 +124,7 @@ class Pool:
 
     @property
     def num_connections(self) -> int:
+        """Open connections, idle or not."""
         return len(self._all)
 
     def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> Exchange:

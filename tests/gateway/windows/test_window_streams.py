@@ -366,9 +366,9 @@ def test_sixteen_streams_at_once_have_their_answers_within_half_a_second(site: S
 
 
 def socket_of(site: Site) -> WebSocket:
-    (guest,) = site.gateway.connections
-    assert isinstance(guest, WebSocket)
-    return guest
+    (one,) = site.gateway.connections
+    assert isinstance(one, WebSocket)
+    return one
 
 
 def test_silence_is_probed_and_a_peer_that_vanished_is_given_up(site: Site) -> None:
