@@ -190,8 +190,8 @@ EQUIVALENT: Final = (
     ),
     Equivalent(
         "worker/process.py",
-        "self.was_ended_here = False  # its channel broke, and it did not leave by itself",
-        "self.was_ended_here = True  # its channel broke, and it did not leave by itself",
+        "self.was_ended_here = False  # its channel broke, and the process did not end by itself",
+        "self.was_ended_here = True  # its channel broke, and the process did not end by itself",
         "It is assigned again before the process is reported as gone, and read only afterwards.",
     ),
     Equivalent(
