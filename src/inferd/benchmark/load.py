@@ -64,7 +64,7 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 class ServerError(Exception):
-    """The server's answer was an error, or none that can be understood. ``status`` and ``body``: the error's."""
+    """The server's answer was an error, or was not valid. ``status`` and ``body``: the error's."""
 
     def __init__(self, message: str, status: int | None = None, body: bytes = b"") -> None:
         super().__init__(message)

@@ -27,8 +27,8 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """Mean seconds of a step. ``parts_s`` adds up to ``step_s``, as ``other`` is among them, but for ``send``, which
-    comes between steps."""
+    """Mean seconds of a step. ``parts_s`` without ``send`` adds up to ``step_s``, because it contains ``other``.
+    ``send`` happens between steps."""
 
     steps: int
     step_s: float

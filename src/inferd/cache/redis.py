@@ -32,7 +32,7 @@ _Answered = TypeVar("_Answered")
 
 
 class RedisCache:
-    """Each entry is one key of the server, which forgets it in time."""
+    """Each entry is one key of the Redis server, which expires it."""
 
     def __init__(self, config: CacheConfig, emit: Emit = ignore) -> None:
         url = (config.url or "").replace("valkey", "redis", 1)

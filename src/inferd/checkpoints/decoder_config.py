@@ -181,7 +181,7 @@ def rope_of(
             raise ModelLoadError(
                 f"{source.path}: {name} is {value!r}, but must be a positive number up to {most:g}.", param=name
             )
-    # Where both are there, transformers lets the one beside the rope parameters win (Phi-3 writes it there).
+    # Where both are set, transformers uses the one beside the rope parameters (Phi-3 writes it there).
     original = source.data.get("original_max_position_embeddings") or options.get("original_max_position_embeddings")
     if original is not None and (
         not isinstance(original, int) or isinstance(original, bool) or not 1 <= original <= _MOST
@@ -219,7 +219,7 @@ class Family:
     fused: bool = False  # the checkpoint stores merged projections (Phi-3)
     qkv_bias: bool = False  # always, whatever config.json says
     gemma: bool = False
-    # Layers that look at ``sliding_window``: "all", or "some", by layer_types; in others' config.json it means nothing.
+    # Layers that look at ``sliding_window``: "all", or "some", by layer_types. None: the field has no effect.
     window: Literal["all", "some"] | None = None
     window_switched: bool = False  # by use_sliding_window
 

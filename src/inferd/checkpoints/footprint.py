@@ -38,7 +38,7 @@ def weight_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: in
     rule, turned = Rule(asked, dims.hidden_size), dims.architecture == "GPT2LMHeadModel"
 
     def saved(name: str, rows: int, columns: int) -> int:
-        """Of a matrix that is made integers."""
+        """The bytes that a matrix saves by becoming integers."""
         if turned and not name.endswith(("wte.weight", "lm_head.weight")):
             rows, columns = columns, rows
         form = rule.form(name)

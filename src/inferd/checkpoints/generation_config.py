@@ -12,7 +12,7 @@ from inferd.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """None: the checkpoint has no opinion."""
+    """None: the checkpoint does not set the value."""
 
     temperature: float | None = None
     top_p: float | None = None

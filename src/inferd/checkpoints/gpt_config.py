@@ -11,7 +11,7 @@ PLAIN_ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu", "relu
 
 
 class _Keys(NamedTuple):
-    """What config.json calls an architecture's sizes, and the activation where it has none."""
+    """The keys of an architecture's sizes in config.json, and its default activation."""
 
     heads: str = "num_attention_heads"
     layers: str = "num_hidden_layers"

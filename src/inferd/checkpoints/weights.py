@@ -250,7 +250,7 @@ class Weights:
         return part == "bias" and module in self._layouts and not bool(self._part(name).any())
 
     def check_all_read(self, ignored: Callable[[str], bool]) -> None:
-        """Raises ModelLoadError for tensors that the model did not read: it would compute something else."""
+        """Raises ModelLoadError for tensors that the model did not read, because its results would be wrong."""
         left = sorted(n for n in self._where if n not in self._read and not ignored(n))
         if self._layouts:
             left = [name for name in left if not self._is_spare(name)]

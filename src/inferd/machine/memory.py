@@ -1,4 +1,4 @@
-"""Memory of processes: what one holds, and what the machine can still give.
+"""The memory that a process holds, and the memory that is still available on the machine.
 
 The module imports little, because every worker reads it at its start.
 """

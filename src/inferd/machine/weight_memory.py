@@ -29,7 +29,7 @@ class WeightMemory:
         self._size = nbytes
         self._reserved = 0  # bytes from the beginning that were handed out
         self._touching = (0, 0)  # bytes that the thread may write to just now
-        self._touched = 0  # where it has come to
+        self._touched = 0  # end of the pages that it has touched
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._touch, name="inferd-room", daemon=True)

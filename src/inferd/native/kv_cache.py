@@ -106,7 +106,7 @@ class KVCache:
             v, value_scale = to_bytes(v, 1)
             self.key_scales[layer][block, :, :, offset] = key_scale
             self.value_scales[layer][block, :, offset] = value_scale.squeeze(-1)
-            k = k + 128  # unsigned, as the kernels want one side
+            k = k + 128  # unsigned: the kernels multiply unsigned by signed bytes
         if self.in_rows:
             keys[block, :, offset], values[block, :, offset] = k.to(keys.dtype), v.to(values.dtype)
             return

@@ -56,9 +56,9 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     # Of models that make predictions, as far as their files say before they are loaded:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
-    max_batch_size: int | None = None  # rows that are computed together; 0: nothing says that it has rows
-    not_batched: str = ""  # why it has none
-    named_rows: str = ""  # what calls its rows a batch, where nothing but that name and a trial at load says so
+    max_batch_size: int | None = None  # rows that are computed together; 0: it is not known to have rows
+    not_batched: str = ""  # why it is not known to have rows
+    named_rows: str = ""  # the exporter's name of its rows, where batches rest on that name and a trial at load
 
     @property
     def total_bytes(self) -> int:
@@ -82,8 +82,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> MemoryEstimate | None:
-    """What one replica of the model takes; None where that cannot be known: a remote server, or a hub id
-    that is not downloaded yet.
+    """The memory of one replica of the model; None where it cannot be known: for a remote server, or a hub id that is
+    not downloaded yet.
 
     ``free_bytes``: memory the replica may take (None: what is free on this machine); it bounds a KV
     cache whose size is not configured. Raises ModelLoadError, with the remedy, when the replica does
@@ -235,13 +235,13 @@ def _artifact(config: ModelConfig) -> Artifact | None:
 
 
 def _asked(inputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[TensorSpec]:
-    """Without those that the server fills itself: what requests bring."""
+    """The inputs that requests bring, without those that the server fills itself."""
     own = {*sequence.states.values(), *sequence.controls}
     return (spec for spec in inputs if spec.name not in own)
 
 
 def _answered_outputs(outputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[TensorSpec]:
-    """Without states, which stay here."""
+    """The outputs of answers, without states, which stay in the server."""
     return (spec for spec in outputs if spec.name not in sequence.states)
 
 

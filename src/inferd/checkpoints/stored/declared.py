@@ -11,7 +11,7 @@ Formats that are read, with the name that config.json gives them under ``quantiz
 | auto-round | in GPTQ's or AWQ's layout, as packing_format says | Cheng et al. 2023 |
 | eetq | int8 with a scale per output, in the order of FasterTransformer's kernels | NetEase Fuxi |
 
-Whatever else there is, is refused here, by name and with what to do instead, before anything is read.
+Every other method is refused here, before anything is read. The error names the method and the remedy.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Quantization:
     """The quantisation that a checkpoint declares; headers say what each tensor is (``layout``)."""
 
     method: Method
-    label: str  # for people: "gptq, int4, groups of 128"
+    label: str  # for messages: "gptq, int4, groups of 128"
     zero_offset: int = 0  # what is added to stored zero points: 1 in GPTQ's first format
     block: tuple[int, int] | None = None  # rows and columns that share a scale, where that is said
     schemes: tuple[Scheme, ...] = ()

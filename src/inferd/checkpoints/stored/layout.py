@@ -1,8 +1,8 @@
 """How each product's weight is stored, by the files' headers alone. Knows no tensor.
 
-A product ``x @ W.T`` with W [out, in] that is quantised is several tensors. Which, tells their names, and their shapes
-must agree with each other; what does not is an error that names the tensor, before a byte of weights is read. The
-planner counts by the same layouts as the loader, so they agree.
+A quantised product ``x @ W.T`` with W [out, in] is stored as several tensors, whose names show the kind. Their shapes
+must agree. Otherwise an error names the tensor, before a byte of weights is read. The planner counts by the same
+layouts as the loader, so they agree.
 
 | kind | tensors |
 | --- | --- |
@@ -46,8 +46,8 @@ _MAY: dict[Kind, tuple[str, ...]] = {
     "fp8": ("weight_scale", "weight_scale_inv"),
     "eetq": (),
 }
-# Scales of activations and of 8-bit caches made by others: here activations are quantised as they come, each row with a
-# scale of its own, which is never coarser.
+# Scales that other programs store for activations and 8-bit caches. They are not used: here each row of activations
+# gets a scale of its own, which is never coarser.
 UNUSED = ("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale", "kv_scale", "input_scale_ub")
 
 
@@ -94,7 +94,7 @@ def layouts(quantization: Quantization, table: Mapping[str, Entry], where: str) 
         kind = _kind(quantization, table, tensor, part)
         if kind is not None:
             found[name] = _Reader(quantization, table, where, name, kind).layout()
-    if not found and quantization.method != "eetq":  # which servers also take for a wish, to be fulfilled at load
+    if not found and quantization.method != "eetq":  # eetq may also be a request to quantise at load
         raise ModelLoadError(
             f"{where}: config.json says the checkpoint is quantised ({quantization.label}), but no tensor is. "
             "Its configuration and its weights do not belong together."

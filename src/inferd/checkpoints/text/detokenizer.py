@@ -96,7 +96,7 @@ class Pieces:
         return piece if isinstance(piece, bytes) else piece.encode()
 
     def content(self, token_id: int) -> str | None:
-        """An added token's own words; None for a token of the model."""
+        """The text of an added token; None for a token of the model."""
         token = self._added.get(token_id)
         return None if token is None else token.content
 

@@ -61,7 +61,7 @@ class _Meter(threading.local):
 
     def tick(self) -> None:
         if self.until is not None and time.monotonic() > self.until:
-            # The wall clock is cheap to ask; waiting for a processor is not the template's fault.
+            # The wall clock is cheap to read. Time waiting for a processor does not count against the template.
             left = self.cpu_until - time.thread_time()
             if left <= 0:
                 raise TemplateTooCostlyError(f"the template ran longer than {MAX_SECONDS:g} s")
