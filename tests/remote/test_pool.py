@@ -134,7 +134,8 @@ def test_beyond_the_most_connections_the_one_that_is_idle_for_longest_is_closed(
             for number in (3, 4):
                 await asked(pool, fresh=True)
                 assert server.num_made == number
-                await until(lambda number=number: server.num_ended == number - 2, "an idle one is closed")  # type: ignore[misc]
+                num_closed = number - 2
+                await until(lambda closed=num_closed: server.num_ended == closed, "one is closed")  # type: ignore[misc]
                 assert pool.num_connections == 2
 
     asyncio.run(scenario())

@@ -222,7 +222,8 @@ def test_an_answer_before_the_deadline_is_not_touched_by_it() -> None:
     async def then(made: Bench, server: FaultServer) -> None:
         asking = made.ask(deadline_s=30)
         assert (await asking.ended()).outcome == "done"
-        timers = [handle for handle in asyncio.get_running_loop()._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
+        scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+        timers = [handle for handle in scheduled if not handle.cancelled()]
         assert not [timer for timer in timers if "_expire" in repr(timer)]
 
     asked(well, then)

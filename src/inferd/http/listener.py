@@ -235,7 +235,7 @@ class HttpServer:
         task.add_done_callback(self._tasks.discard)
 
     def reject_connection(self, transport: asyncio.Transport) -> None:
-        """Answer with status 503 and close. Of many rejected connections at once, close some without an answer."""
+        """Answer with status 503 and close: after ``REJECTED_S``, or at once beyond ``MAX_REJECTED`` connections."""
         self._emit(ClientTurnedAway())
         now = clock.now()
         if not self._rejection_logged_at or now - self._rejection_logged_at > REJECTION_LOG_EVERY_S:
