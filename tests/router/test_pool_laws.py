@@ -436,10 +436,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert over == set(ended)
         pool = self.pool
         live = set(self.streams) - over
-        waiting = {ticket.request.id for ticket in pool._live.values() if ticket.is_waiting}
-        running = {ticket.request.id for ticket in pool._live.values() if ticket.runner is not None}
+        waiting = {ticket.request.id for ticket in pool._live.tickets.values() if ticket.is_waiting}
+        running = {ticket.request.id for ticket in pool._live.tickets.values() if ticket.runner is not None}
         backing_off = set(pool._retries.backing_off)
-        assert live == set(pool._live) == waiting | running | backing_off
+        assert live == set(pool._live.tickets) == waiting | running | backing_off
         assert len(live) == len(waiting) + len(running) + len(backing_off), "in two places at once"
         assert len(pool._queue) == len(waiting)
         assert pool.idle.is_set() == (not live)
@@ -449,7 +449,7 @@ class PoolMachine(RuleBasedStateMachine):
         for member in self.members:
             replica = member.replica
             if isinstance(replica, LocalReplica):
-                held = [t.request for t in self.pool._live.values() if replica.ticket(t.request.id) is not None]
+                held = [t.request for t in self.pool._live.tickets.values() if replica.ticket(t.request.id) is not None]
                 by_class = Counter(class_of(request.priority) for request in held)
                 assert all(count <= replica.capacity for count in by_class.values())
                 assert replica.num_in_flight <= 4 * max(replica.capacity, 0)
@@ -458,7 +458,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_is_in_flight_is_where_it_says(self) -> None:
-        for ticket in self.pool._live.values():
+        for ticket in self.pool._live.tickets.values():
             for replica in (ticket.runner, ticket.hedge_replica):
                 if replica is not None:
                     assert replica.ticket(ticket.request.id) is ticket
@@ -475,10 +475,12 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_while_there_is_room(self) -> None:
-        if self.pool._suspect is None and not self.is_aborted:
+        if self.pool._dispatcher.suspect is None and not self.is_aborted:
             able = [member for member in self.members if member.can_take and member.kind == "local"]
             waiting = [
-                t for t in self.pool._live.values() if t.is_waiting and t.request.id not in self.pool._retries.abandoned
+                t
+                for t in self.pool._live.tickets.values()
+                if t.is_waiting and t.request.id not in self.pool._retries.abandoned
             ]
             assert not [t for t in waiting for member in able if member.replica.has_room(t)]
 
@@ -486,7 +488,7 @@ class PoolMachine(RuleBasedStateMachine):
     def poison_is_given_up(self) -> None:
         for event in self.ended:
             assert event.outcome in ("done", "cancelled", "failed", "refused")
-        for ticket in self.pool._live.values():
+        for ticket in self.pool._live.tickets.values():
             assert ticket.worker_deaths < MAX_WORKER_DEATHS
 
     @invariant()

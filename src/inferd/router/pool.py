@@ -1,8 +1,8 @@
 """The requests of one model, from their admission to their end.
 
 All code here runs in one event loop, so a request is in exactly one state at a time: queued, in backoff before a
-retry, in flight in one replica (hedged: in two), or ended. The fleet decides which replicas exist. Queue order, the
-choice of a replica, circuit breakers and retry budgets are in modules of their own, which are pure.
+retry, in flight in one replica (hedged: in two), or ended. ``Pool`` admits requests and receives replicas' outputs.
+``dispatcher`` sends requests to replicas, ``live_requests`` ends them, and the fleet decides which replicas exist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from random import Random
 
 import msgspec
 
@@ -27,19 +26,19 @@ from inferd.errors import (
     WorkerDied,
 )
 from inferd.events import Emit, RequestEnded, RequestRefused, Retried, StepDone
-from inferd.router.choosing.placement import Placement
-from inferd.router.continuation import continuation, is_continuable, record_output
+from inferd.router.continuation import continuation, record_output
+from inferd.router.dispatcher import Dispatcher
+from inferd.router.live_requests import LiveRequests
 from inferd.router.queue_reporter import QueueReporter
 from inferd.router.replicas.fleet import Fleet
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.replica import LocalReplica, Replica
-from inferd.router.request_end import complete_end, deadline_error, ended_event, is_deadline_end
-from inferd.router.retries import Retries
+from inferd.router.request_end import deadline_error, is_deadline_end
 from inferd.router.status import Applied, ModelStatus
 from inferd.router.stream import Stream
 from inferd.router.ticket import Runner, Ticket
 from inferd.router.waiting.availability import Availability, Refusal
-from inferd.router.waiting.queue import RequestQueue, is_batch_work
+from inferd.router.waiting.queue import RequestQueue
 from inferd.types import (
     End,
     Failure,
@@ -88,20 +87,22 @@ class Pool:
             name, config, self, emit, command, patience, lambda member: may_surge(self, member), pin_below
         )
         self.availability = Availability(name, config, self._queue, self.fleet)
-        random = Random()
-        self._retries = Retries(name, config.retry, self.availability, random, emit, self._retry)
-        self._placement = Placement(config, self.fleet, self._retries.abandoned, random)
         self._reporter = QueueReporter(name, self._queue, self.fleet, lambda: len(self._retries.backing_off), emit)
-        self._live: dict[str, Ticket] = {}
-        self._num_direct = 0  # requests in flight on the direct path, which have no ticket
+        self._live = live = LiveRequests(self._queue, self.availability, self._reporter, emit, self._became_idle)
+        self._dispatcher = Dispatcher(
+            name,
+            config,
+            self._queue,
+            self.fleet,
+            self.availability,
+            live,
+            self._reporter,
+            emit,
+            demand=lambda: demand(self),
+        )
+        self._retries = self._dispatcher.retries
+        self._placement = self._dispatcher.placement
         self._num_accepted = 0
-        self._suspect: Ticket | None = None  # the suspect in flight, until its first output (Ticket.is_suspect)
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._is_stopped = False
-        self.last_used_at = clock.now()
-        self.idle = asyncio.Event()  # no request is queued or in flight
-        self.idle.set()
         self.settled = asyncio.Event()  # every replica has been ready, has failed or does not answer
 
     # -- admission --------------------------------------------------------------------------
@@ -113,7 +114,7 @@ class Pool:
         served, DeadlineExceeded when the deadline has passed, InvalidRequest when the id is in use.
         """
         now = clock.now()
-        if request.id in self._live or request.id in self._retries.abandoned:
+        if request.id in self._live.tickets or request.id in self._retries.abandoned:
             raise InvalidRequest(f"A request with the id {request.id!r} is already running.", param="request_id")
         if not request.arrived_at:
             request = msgspec.structs.replace(request, arrived_at=now)
@@ -129,18 +130,20 @@ class Pool:
             raise deadline_error(request, now)
         ticket.queued_at = now
         self._retries.budget.note(now)
-        able = () if self._is_stopped or len(self._queue) else self._placement.able(ticket, self.fleet.available(now))
+        able: Sequence[Member] = ()
+        if not self.availability.is_stopped and not len(self._queue):
+            able = self._placement.able(ticket, self.fleet.available(now))
         if not able:
             self._check_may_wait(ticket, now)
         self._num_accepted += 1
-        self._live[request.id] = ticket
-        self.idle.clear()
+        self._live.tickets[request.id] = ticket
+        self._live.idle.clear()
         if able:
-            self._dispatch(ticket, able, now)
+            self._dispatcher.dispatch(ticket, able, now)
             self._reporter.report()
         else:
             self._queue.push(ticket)
-            self._dispatch_waiting()
+            self._dispatcher.dispatch_waiting()
         return stream
 
     def _check_may_wait(self, ticket: Ticket, now: float) -> None:
@@ -163,7 +166,7 @@ class Pool:
         fit."""
         for displaced in self._queue.make_room(ticket.request):
             self._emit(RequestRefused(model=self.name, reason="queue_full", tenant=displaced.request.tenant))
-            self._refuse_or_fail(displaced, self._displaced_error(now))
+            self._live.refuse_or_fail(displaced, self._displaced_error(now))
         try:
             self._queue.check(ticket.request)
         except Overloaded as full:
@@ -183,9 +186,9 @@ class Pool:
         request_id = ticket.request.id
         if ticket.is_waiting:
             self._queue.remove(ticket)
-            self._end(ticket, End("cancelled"))
+            self._live.end(ticket, End("cancelled"))
         elif self._retries.cancel_backoff(request_id):
-            self._end(ticket, End("cancelled"))
+            self._live.end(ticket, End("cancelled"))
         else:
             for replica in (ticket.runner, ticket.hedge_replica):
                 if replica is not None:
@@ -200,107 +203,6 @@ class Pool:
         else:
             replica.resume(ticket.request.id)
 
-    # -- dispatch ---------------------------------------------------------------------------
-
-    def _dispatch_waiting(self) -> None:
-        """End requests that waited too long, dispatch those that replicas have room for, and set the timer for the
-        others."""
-        if self._is_stopped:
-            return
-        if len(self._queue):
-            now = clock.now()
-            for expired in self._queue.pop_expired(now):
-                self._expire(expired, now, f"for {self.config.queue.timeout_s:g} s without a replica becoming free")
-            for expired in self._queue.pop_waiting_since(self.availability.expired_before(now)):
-                longest_s = self.availability.longest_wait_s(now)
-                self._expire(expired, now, f"behind others for the {longest_s:.3g} s that requests may wait")
-            while len(self._queue):
-                free = self.fleet.available(now)
-                if not free:
-                    break
-                ticket = self._queue.pop(
-                    accepts=lambda t, free=free: bool(self._placement.able(t, free)),  # type: ignore[misc]
-                    with_suspects=self._suspect is None,
-                )
-                if ticket is None:
-                    break
-                self._dispatch(ticket, self._placement.able(ticket, free), now)
-            if len(self._queue):
-                if self.availability.may_load_on_demand:
-                    self._demand(self)
-                self._set_timer(now)
-        self._reporter.report()
-
-    def _dispatch(self, ticket: Ticket, able: Sequence[Member], now: float) -> None:
-        """Send a request to one of ``able``: the replicas that have room for it, at least one."""
-        member = self._placement.choose(ticket, able, now)
-        if ticket.is_suspect:
-            self._suspect = ticket
-        ticket.attempts += 1
-        ticket.dispatched_at = now
-        if ticket.first_dispatched_at is None:
-            ticket.first_dispatched_at = now
-            if self.config.resume_streams and member.kind == "local" and is_continuable(ticket.request):
-                ticket.token_ids = []
-        ticket.runner = member.replica
-        ticket.replica = member.index
-        self._placement.sequence_replicas.note(ticket.request, member.replica)
-        self.fleet.health.request_began(member, now)
-        member.replica.dispatch(ticket)
-        if ticket.stream.is_paused:
-            member.replica.pause(ticket.request.id)
-        if self.config.retry.hedge_after_s is not None and ticket.request.idempotent:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self.config.retry.hedge_after_s, self._hedge, ticket, ticket.attempts)
-
-    def _set_timer(self, now: float) -> None:
-        """Dispatch again when the next request has waited too long, or a breaker allows a probe."""
-        times = (self._queue.next_expiry, self.availability.next_expiry(now))
-        at = min((time for time in times if time is not None), default=None)
-        for member in self.fleet.members:
-            reopens_at = member.breaker.next_probe_at if member.breaker is not None else None
-            if reopens_at is not None and reopens_at > now and (at is None or reopens_at < at):
-                at = reopens_at
-        if at is None or (self._timer is not None and self._timer_at <= at):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, at - now) + 0.001, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._dispatch_waiting()
-
-    def _expire(self, ticket: Ticket, now: float, why: str) -> None:
-        request = ticket.request
-        if ticket.due_at <= now:
-            self._fail(ticket, deadline_error(request, now))
-            return
-        self._emit(RequestRefused(model=self.name, reason="queue_timeout", tenant=request.tenant))
-        error = Overloaded(
-            f"The request waited {why}; try again later.",
-            retry_after_s=self.availability.retry_after_s(now),
-            code="queue_timeout",
-        )
-        self._refuse_or_fail(ticket, error)
-
-    def _recheck_waiting(self) -> None:
-        """The set of replicas changed: end the waiting requests that no replica can serve now, and dispatch the
-        others."""
-        now = clock.now()
-
-        for ticket in self._queue.remove_if(
-            lambda ticket: self.availability.replica_refusal(ticket, now)[0] is not None
-        ):
-            error, _ = self.availability.replica_refusal(ticket, now)
-            assert error is not None
-            if ticket.last_refusal is not None and not self._is_stopped:
-                self._end_refused(ticket, ticket.last_refusal)
-            else:
-                self._refuse_or_fail(ticket, error)
-        self._dispatch_waiting()
-
     # -- the direct path (``direct_relay``, ``direct_prediction``) --------------------------------------
 
     def direct_member(self, now: float, tenant: str = "", body: bytes = b"") -> Member | None:
@@ -309,7 +211,7 @@ class Pool:
         None: requests are queued, no replica has room, or the model's requests may be hedged. ``body`` is given for
         requests to remote servers: with ``tenant`` it finds the server that has probably cached the prompt's beginning.
         """
-        if self._is_stopped or len(self._queue) or self.config.retry.hedge_after_s is not None:
+        if self.availability.is_stopped or len(self._queue) or self.config.retry.hedge_after_s is not None:
             return None
         available = self.fleet.available(now)
         if not available:
@@ -323,25 +225,30 @@ class Pool:
     def direct_began(self, member: Member, now: float) -> None:
         """Count a request that begins on the direct path."""
         self._retries.budget.note(now)
-        self._num_direct += 1
-        if self._num_direct == 1:
-            self.idle.clear()
+        live = self._live
+        live.num_direct += 1
+        if live.num_direct == 1:
+            live.idle.clear()
         self.fleet.health.request_began(member, now)
         if not self._reporter.is_scheduled:
             self._reporter.report()
 
     def direct_ended(self, ended: RequestEnded, sent_at: float, now: float) -> None:
         """Count a request that was answered on the direct path."""
-        self._num_direct -= 1
+        live = self._live
+        live.num_direct -= 1
         self.availability.wait_bound.answered(now - sent_at)
-        self.availability.drain_rate.ended(now, has_waiting=len(self._queue) > 0)
-        self.last_used_at = now
+        has_waiting = len(self._queue) > 0
+        self.availability.drain_rate.ended(now, has_waiting=has_waiting)
+        live.last_used_at = now
         self._emit(ended)
-        if not self._num_direct and not self._live:
-            self._became_idle()
+        if not live.num_direct and not live.tickets:
+            live.became_idle()
         if not self._reporter.is_scheduled:
             self._reporter.report()
-        self._slot_freed()
+        self.fleet.notify()
+        if has_waiting:
+            self._dispatcher.dispatch_waiting()
 
     def adopt_direct(
         self, request: Request, relay: Relay | None, member: Member, sent_at: float, first_at: float | None
@@ -350,7 +257,7 @@ class Pool:
 
         Its state is as if it had been dispatched to ``member`` at ``sent_at``. ``first_at``: when the answer began.
         """
-        self._num_direct -= 1
+        self._live.num_direct -= 1
         stream = Stream(request.id, lambda: self._cancel(ticket), lambda is_paused: self._pause(ticket, is_paused))
         ticket = Ticket(request, stream, self._num_accepted, clock.now() + self.config.queue.timeout_s, relay)
         self._num_accepted += 1
@@ -360,43 +267,8 @@ class Pool:
         ticket.runner, ticket.replica = member.replica, member.index
         stream.progress.first_at = first_at
         stream.progress.has_output = first_at is not None
-        self._live[request.id] = ticket
+        self._live.tickets[request.id] = ticket
         return ticket
-
-    # -- retries and hedges -----------------------------------------------------------------
-
-    def _retry(self, ticket: Ticket) -> None:
-        self._requeue(ticket)
-        self._recheck_waiting()
-
-    def _requeue(self, ticket: Ticket) -> None:
-        ticket.runner = None
-        ticket.is_charged = True  # also where the queue was empty: a returning request goes before new ones
-        ticket.queued_at = clock.now()
-        ticket.expires_at = ticket.queued_at + self.config.queue.timeout_s
-        self._queue.push(ticket)
-
-    def _hedge(self, ticket: Ticket, attempt: int) -> None:
-        """The replica was silent for ``hedge_after_s``: send a copy to a second one. The first answer is used."""
-        runner = ticket.runner
-        if runner is None or not self._retries.may_hedge(ticket, attempt):
-            return
-        now = clock.now()
-        able = [m for m in self._placement.able(ticket, self.fleet.available(now)) if m.replica is not runner]
-        if not able or not self._retries.grant("hedge", now):
-            return
-        member = self._placement.choose(ticket, able, now)
-        ticket.attempts += 1
-        ticket.hedge_replica, ticket.hedged_at = member.replica, now
-        self.fleet.health.request_began(member, now)
-        member.replica.dispatch(ticket)
-        ticket.replica = runner.index
-        self._reporter.report()
-
-    def _clear_suspect(self, ticket: Ticket) -> None:
-        """The ticket produced output or ended: if it was the suspect in flight, the next suspect may be dispatched."""
-        if self._suspect is ticket:
-            self._suspect = None
 
     # -- calls from replicas (``FleetOwner``) -------------------------------------------------
 
@@ -410,10 +282,10 @@ class Pool:
         self._placement.forget(replica.index)
         self.fleet.ready(member)
         self._note_settled()
-        self._dispatch_waiting()
+        self._dispatcher.dispatch_waiting()
 
     def replica_has_room(self) -> None:
-        self._dispatch_waiting()
+        self._dispatcher.dispatch_waiting()
 
     def replica_outputs(self, replica: Replica, outputs: list[Output], stats: StepStats | None) -> None:
         now = clock.now()
@@ -437,8 +309,8 @@ class Pool:
             self._emit(StepDone(model=self.name, replica=replica.index, stats=stats))
         if has_room:
             self.fleet.notify()
-        if has_room or (len(self._queue) and self._suspect is None):
-            self._dispatch_waiting()
+        if has_room or (len(self._queue) and self._dispatcher.suspect is None):
+            self._dispatcher.dispatch_waiting()
 
     def _process_output(self, replica: Replica, ticket: Ticket, output: Output, now: float) -> None:
         end = output.end
@@ -454,7 +326,7 @@ class Pool:
                     self._retries.drop_attempt(ticket, replica)
                 return
         if output.deltas or output.prediction is not None or end is not None:
-            self._clear_suspect(ticket)
+            self._dispatcher.clear_suspect(ticket)
             if not ticket.stream.progress.has_output:
                 if end is None or end.outcome in ("done", "refused") or output.deltas or output.prediction is not None:
                     self._note_answered(ticket, replica, now)
@@ -465,8 +337,8 @@ class Pool:
         if end is None:
             ticket.stream.push(output, now)
         else:
-            self._note_drained(end, now)
-            self._end(ticket, end, output)
+            self._live.note_drained(end, now)
+            self._live.end(ticket, end, output)
 
     def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None:
         now = clock.now()
@@ -479,11 +351,11 @@ class Pool:
             else:
                 if end is not None:
                     self._retries.drop_attempt(ticket, replica)
-                    self._slot_freed()
+                    self._dispatcher.slot_freed()
                 return
-        is_cleared = ticket is self._suspect
+        is_cleared = ticket is self._dispatcher.suspect
         if not ticket.stream.progress.has_output:
-            self._clear_suspect(ticket)
+            self._dispatcher.clear_suspect(ticket)
             if item.head is not None:
                 self._note_answered(ticket, replica, now)
             else:
@@ -491,22 +363,15 @@ class Pool:
         if end is None:
             ticket.stream.relay(item, now)
             if is_cleared and len(self._queue):
-                self._dispatch_waiting()
+                self._dispatcher.dispatch_waiting()
             return
         if end.outcome == "failed" and not is_deadline_end(end):
             member = self.fleet.member_of(replica)
             if member is not None:
                 self.fleet.health.failed(member, ticket.dispatched_at, now, "an answer broke off")
-        self._note_drained(end, now)
-        self._end(ticket, end, item)
-        self._slot_freed()
-
-    def _note_drained(self, end: End, now: float) -> None:
-        """Measure the drain rate. A cancelled request, or one past its deadline, was not served and is not counted."""
-        if end.outcome != "cancelled" and not is_deadline_end(end):
-            self.availability.drain_rate.ended(now, has_waiting=len(self._queue) > 0)
-        elif not len(self._queue):
-            self.availability.drain_rate.paused()
+        self._live.note_drained(end, now)
+        self._live.end(ticket, end, item)
+        self._dispatcher.slot_freed()
 
     def _note_answered(self, ticket: Ticket, replica: Replica, now: float) -> None:
         member, begun_at = self.fleet.member_of(replica), ticket.dispatched_at
@@ -537,36 +402,24 @@ class Pool:
         if counts and member is not None:
             begun_at = ticket.hedged_at if replica is ticket.hedge_replica else ticket.dispatched_at
             self.fleet.health.failed(member, begun_at, now, error.message)
-        self._clear_suspect(ticket)
+        self._dispatcher.clear_suspect(ticket)
         ticket.failed_replicas, ticket.last_refusal = (*ticket.failed_replicas, replica), error
         if not self._retries.drop_attempt(ticket, replica):
             if ticket.stream.is_closed:
-                self._end(ticket, End("cancelled"))
+                self._live.end(ticket, End("cancelled"))
             elif retry and self._retries.may_retry(ticket, now):
                 self._retries.back_off(ticket)
             else:
-                self._end_refused(ticket, error)
-        self._slot_freed()
-
-    def _end_refused(self, ticket: Ticket, error: InferdError) -> None:
-        """End a request with the error of the last replica that refused it, as no other replica is left."""
-        if isinstance(error, Overloaded | Unavailable):
-            self._refuse(ticket, error)
-        else:
-            self._fail(ticket, error)
+                self._live.end_refused(ticket, error)
+        self._dispatcher.slot_freed()
 
     def replica_broke(self, replica: Replica, ticket: Ticket, error: InferdError) -> None:
         if replica.ticket(ticket.request.id) is ticket:
             replica.release(ticket)
-        if self._live.get(ticket.request.id) is ticket and ticket.runner is replica:
-            self._clear_suspect(ticket)
-            self._fail(ticket, error)
-        self._slot_freed()
-
-    def _slot_freed(self) -> None:
-        self.fleet.notify()
-        if len(self._queue):
-            self._dispatch_waiting()
+        if self._live.tickets.get(ticket.request.id) is ticket and ticket.runner is replica:
+            self._dispatcher.clear_suspect(ticket)
+            self._live.fail(ticket, error)
+        self._dispatcher.slot_freed()
 
     def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None:
         """A worker died. Its requests are retried or continued elsewhere where ``_run_again`` allows it; others end."""
@@ -575,19 +428,19 @@ class Pool:
             self.fleet.health.failed(member, None, clock.now(), reason)
         self._placement.forget(replica.index)
         for ticket in tickets:
-            self._clear_suspect(ticket)
+            self._dispatcher.clear_suspect(ticket)
             if self._retries.drop_attempt(ticket, replica):
                 continue
             ticket.worker_deaths += 1
             self._run_again(ticket, "The model's worker stopped")
         self.fleet.notify()
-        self._recheck_waiting()
+        self._dispatcher.recheck_waiting()
 
     def reassign(self, replica: Replica) -> None:
         """A replica is removed while requests are in flight in it. They run again elsewhere and become no suspects."""
         for ticket in replica.release_all():
             replica.cancel(ticket.request.id)
-            self._clear_suspect(ticket)
+            self._dispatcher.clear_suspect(ticket)
             if not self._retries.drop_attempt(ticket, replica):
                 self._run_again(ticket, "The model's replica was replaced")
 
@@ -600,20 +453,20 @@ class Pool:
         request = ticket.request
         so_far = continuation(ticket)
         if ticket.stream.is_closed:
-            self._end(ticket, End("cancelled", ticket.stream.progress.usage))
-        elif self._is_stopped:
-            self._refuse_or_fail(ticket, self.availability.unavailable())
+            self._live.end(ticket, End("cancelled", ticket.stream.progress.usage))
+        elif self.availability.is_stopped:
+            self._live.refuse_or_fail(ticket, self.availability.unavailable())
         elif ticket.stream.progress.has_output and so_far is None and not ticket.stream.is_whole:
-            self._fail(
+            self._live.fail(
                 ticket,
                 WorkerDied(
                     f"{what_happened} after output had been sent. The answer is incomplete; send the request again."
                 ),
             )
         elif not request.idempotent:
-            self._fail(ticket, WorkerDied(f"{what_happened}, and this request may not be run twice."))
+            self._live.fail(ticket, WorkerDied(f"{what_happened}, and this request may not be run twice."))
         elif ticket.worker_deaths >= MAX_WORKER_DEATHS:
-            self._fail(
+            self._live.fail(
                 ticket,
                 WorkerDied(
                     f"{ticket.worker_deaths} workers died while they worked on this request, so it is not tried again.",
@@ -625,21 +478,21 @@ class Pool:
             ticket.request = msgspec.structs.replace(request, resumes=so_far)
             ticket.relay = None  # a remote server cannot continue an answer
             self._emit(Retried(model=self.name, kind="continuation", granted=True))
-            self._requeue(ticket)
+            self._dispatcher.requeue(ticket)
         elif ticket.stream.progress.has_output and not self._retries.may_retry(ticket, clock.now()):
-            self._fail(
+            self._live.fail(
                 ticket,
                 WorkerDied(f"{what_happened} before the answer was complete, and it may not be tried again now."),
             )
         else:
             if ticket.stream.is_whole:
                 ticket.stream.restart()
-            self._requeue(ticket)
+            self._dispatcher.requeue(ticket)
 
     def replica_failed(self, replica: Replica) -> None:
         self.fleet.notify()
         self._note_settled()
-        self._recheck_waiting()
+        self._dispatcher.recheck_waiting()
 
     def replica_unreachable(self, replica: Replica) -> None:
         self.replica_failed(replica)
@@ -647,71 +500,16 @@ class Pool:
     def members_changed(self) -> None:
         self.fleet.notify()
         self._note_settled()
-        if not self._is_stopped:
-            self._recheck_waiting()
+        if not self.availability.is_stopped:
+            self._dispatcher.recheck_waiting()
 
     def _note_settled(self) -> None:
         if self.fleet.is_settled:
             self.settled.set()
 
-    # -- the end of a request ---------------------------------------------------------------
-
-    def _fail(self, ticket: Ticket, error: InferdError) -> None:
-        self._end(ticket, End("failed", ticket.stream.progress.usage, failure=error.to_failure()))
-
-    def _refuse(self, ticket: Ticket, error: InferdError) -> None:
-        self._end(ticket, End("refused", failure=error.to_failure()))
-
-    def _refuse_or_fail(self, ticket: Ticket, error: InferdError) -> None:
-        if ticket.stream.progress.has_output:
-            self._fail(ticket, error)
-        else:
-            self._refuse(ticket, error)
-
-    def _end(self, ticket: Ticket, end: End, last: Output | Relayed | None = None) -> None:
-        """End a request: pass on its last item, settle its cost and emit its event.
-
-        ``last`` is the replica's final item; None where the pool ends the request.
-        """
-        now = clock.now()
-        request, stream = ticket.request, ticket.stream
-        del self._live[request.id]
-        end = complete_end(end, ticket, last, now)
-        ticket.runner = None
-        self._note_wait(ticket, end, now)
-        if isinstance(last, Relayed):
-            stream.relay(Relayed(request.id, last.head, last.data, end), now)
-        else:
-            deltas, prompt, prediction = (
-                (last.deltas, last.prompt, last.prediction) if last is not None else ((), None, None)
-            )
-            stream.push(Output(request.id, deltas, prompt, end, prediction), now)
-        num_tokens = end.usage.prompt_tokens + end.usage.completion_tokens
-        if num_tokens or end.outcome != "done":  # else the replica did not report the usage
-            self._queue.settle(ticket, num_tokens)
-        self.last_used_at = now
-        self._emit(ended_event(ticket, end))
-        if self.is_idle:
-            self._became_idle()
-        self._reporter.report()
-
-    def _note_wait(self, ticket: Ticket, end: End, now: float) -> None:
-        """Report the outcome to the bound of waiting: answers, and work for clients that had given up. Batch work does
-        not count."""
-        begun_at = ticket.dispatched_at
-        if begun_at is None:
-            return
-        if end.outcome == "done":
-            self.availability.wait_bound.answered(now - begun_at)
-        elif (
-            (end.outcome == "cancelled" or is_deadline_end(end))
-            and ticket.is_answer_unseen
-            and not is_batch_work(ticket.request)
-        ):
-            self.availability.wait_bound.given_up(begun_at - ticket.queued_at, begun_at, now)
+    # -- the end of all requests ------------------------------------------------------------
 
     def _became_idle(self) -> None:
-        self.idle.set()
         self.fleet.notify()
         self._on_idle(self)
 
@@ -721,19 +519,16 @@ class Pool:
         Waiting requests end at once. Requests in flight end when their replica has reported the usage; ``idle`` is set
         then. ``error`` is their error; without it the error says that the server shuts down.
         """
-        self._is_stopped = self.availability.is_stopped = True
+        self.availability.is_stopped = True
         error = error or self.availability.unavailable()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._dispatcher.stop()
         for ticket in self._queue.clear():
-            self._refuse_or_fail(ticket, error)
-        self._retries.cancel_backoffs()
+            self._live.refuse_or_fail(ticket, error)
         for member in self.fleet.members:
             member.replica.convert_direct()
-        for ticket in list(self._live.values()):
+        for ticket in list(self._live.tickets.values()):
             if ticket.runner is None:  # it was in backoff before a retry
-                self._fail(ticket, error)
+                self._live.fail(ticket, error)
             elif ticket.cancel_error is None and not ticket.stream.is_closed:
                 ticket.cancel_error = error
                 self._cancel(ticket)
@@ -743,7 +538,7 @@ class Pool:
         self.cancel_all(error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_WAIT_S):
-                await self.idle.wait()
+                await self._live.idle.wait()
 
     def abort(self, error: InferdError | None = None) -> None:
         """Cancel and end all requests at once, with the usage that is known, and stop changes to the fleet."""
@@ -752,8 +547,8 @@ class Pool:
         for member in self.fleet.members:
             for ticket in member.replica.release_all():
                 member.replica.cancel(ticket.request.id)
-        for ticket in list(self._live.values()):
-            self._fail(ticket, error)
+        for ticket in list(self._live.tickets.values()):
+            self._live.fail(ticket, error)
         self._retries.abandoned.clear()
         self.settled.set()
         self.fleet.halt()
@@ -772,9 +567,9 @@ class Pool:
 
     def refuse_loads(self, error: InferdError | None) -> None:
         """Set the error for requests that need the model in memory; None: the next such request loads it again."""
-        if not self._is_stopped:
+        if not self.availability.is_stopped:
             self.availability.load_error = error
-            self._recheck_waiting()
+            self._dispatcher.recheck_waiting()
 
     async def configure(self, config: ModelConfig) -> Applied:
         """Apply another configuration of the model, without dropping a request."""
@@ -782,32 +577,41 @@ class Pool:
         self.availability.config = config
         self._queue.configure(config.queue)
         self.availability.wait_bound.configure(config.queue.max_wait_s)
-        self._placement.config = config
-        self._retries.configure(config.retry)
+        self._dispatcher.configure(config)
         applied = await self.fleet.apply(config)
         names = [name for name in IN_PLACE_FIELDS if getattr(old, name) != getattr(config, name)]
         if names:
             applied.done.append(f"{self.name}: {', '.join(names)} changed")
-        self._recheck_waiting()
+        self._dispatcher.recheck_waiting()
         return applied
 
     async def remove(self) -> None:
         """Remove the model: accepted requests get ``drain_s`` seconds to finish, then the replicas stop."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.drain_s):
-                await self.idle.wait()
+                await self._live.idle.wait()
         removed = Unavailable(f"The model {self.name!r} was removed from this server.", code="model_removed")
         await self.cancel_and_wait(removed)
         self.abort(removed)
         await self.fleet.unload("removed", 0.0, is_idle=lambda: True)
         await self.stop()
 
+    # -- status -----------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> asyncio.Event:
+        """Set while no request is queued, in backoff or in flight."""
+        return self._live.idle
+
     @property
     def is_idle(self) -> bool:
         """Whether no request is queued, in backoff or in flight."""
-        return not self._live and not self._num_direct
+        return self._live.is_idle
 
-    # -- status -----------------------------------------------------------------------------
+    @property
+    def last_used_at(self) -> float:
+        """When the last request ended, or the pool was made."""
+        return self._live.last_used_at
 
     def ready_replica(self) -> LocalReplica:
         """The ready worker with the least work, for calls of its tokenizer.
@@ -817,7 +621,7 @@ class Pool:
         if not self.config.num_local:
             raise InvalidRequest(f"The model {self.name!r} runs on another server: its tokenizer is not here.")
         ready = [m.replica for m in self.fleet.locals if m.replica.is_ready and isinstance(m.replica, LocalReplica)]
-        if not ready or self._is_stopped:
+        if not ready or self.availability.is_stopped:
             if self.availability.may_load_on_demand:
                 self._demand(self)
             raise self.availability.unavailable()
