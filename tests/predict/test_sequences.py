@@ -6,6 +6,7 @@ import json
 import wave
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,10 +27,15 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "onnx-models"
 STATES = {"sumN": "sum"}
 
 
-def write_sum(path: Path, *, layers: int = 2) -> Path:
-    """y = sum + x * scale; the sum goes on. Its state has the batch in the middle, as recurrent networks do."""
+def write_sum(path: Path, *, layers: int = 2, state_rows: str | int = "n", reduces_rows: bool = False) -> Path:
+    """y = sum + x * scale; the sum goes on. Its state has the batch in the middle, as recurrent networks do.
+
+    ``reduces_rows``: y is one number for all rows.
+    """
     float_ = TensorProto.FLOAT
-    state: list[str | int | None] = [layers, "n", 1]
+    state: list[str | int | None] = [layers, state_rows, 1]
+    answer: list[str | int | None] = [1] if reduces_rows else ["n", 1]
+    axes = [0, 1] if reduces_rows else [0]
     graph = helper.make_graph(
         [
             helper.make_node("Mul", ["x", "scale"], ["scaled"]),
@@ -42,8 +48,8 @@ def write_sum(path: Path, *, layers: int = 2) -> Path:
             helper.make_tensor_value_info("scale", float_, []),
             helper.make_tensor_value_info("sum", float_, state),
         ],
-        [helper.make_tensor_value_info("y", float_, ["n", 1]), helper.make_tensor_value_info("sumN", float_, state)],
-        [helper.make_tensor("axes", TensorProto.INT64, [1], [0])],
+        [helper.make_tensor_value_info("y", float_, answer), helper.make_tensor_value_info("sumN", float_, state)],
+        [helper.make_tensor("axes", TensorProto.INT64, [len(axes)], axes)],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path
@@ -146,6 +152,20 @@ def test_sequences_of_different_rows_are_computed_together(make: Callable[..., S
     assert ask(model, item("b", 1), item("a", 1, 1)) == [[22.0], [4.0, 6.0]]
     with pytest.raises(InvalidRequest, match="2 rows"):
         model.prepare(item("a", 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_together"),
+    [({}, True), ({"state_rows": 1}, False), ({"reduces_rows": True}, False)],
+    ids=["rows everywhere", "a state without rows", "an answer without rows"],
+)
+def test_sequences_are_computed_together_only_if_states_and_answers_have_rows(
+    tmp_path: Path, changes: dict[str, Any], is_together: bool
+) -> None:
+    path = write_sum(tmp_path / "sum.onnx", **changes)
+    config = ModelConfig(source=str(path), sequence=SequenceConfig(states=STATES))
+    model = Sequences("sum", load("sum", path, config, silent), config, Clock(), rows=DECLARED)
+    assert (model.contract.max_items > 0) == is_together
 
 
 def test_inputs_that_are_shared_keep_requests_apart(make: Callable[..., Sequences]) -> None:

@@ -65,6 +65,35 @@ def test_a_fallback_is_asked_while_the_local_replica_is_away_and_not_while_it_is
     asyncio.run(scenario())
 
 
+def test_the_first_bytes_of_a_remote_answer_let_the_next_request_of_a_dead_worker_run(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        second = asyncio.Event()
+
+        async def one_after_the_other(talk: Talk) -> None:
+            await talk.send(CHUNKED)
+            await talk.chunk(event(piece("from afar")))
+            if len(server.talks) == 2:
+                second.set()
+            await second.wait()  # the first stream ends after the second request has come
+            await talk.chunk(DONE)
+            await talk.end()
+
+        server = FaultServer(one_after_the_other)
+        async with server.running():
+            remotes = (RemoteConfig(url=server.url, fallback=True),)
+            async with serving(remotes=remotes) as (router, _):
+                await until(lambda: router.models()[0].replicas_ready == 2, "both replicas are ready")
+                gate = f"gate={tmp_path / 'gate'}"
+                waiting = [router.submit(ask(gate, name=f"r{number}"), RELAY) for number in range(2)]
+                await until(lambda: router.models()[0].in_flight == 2, "both requests are in the worker")
+                os.kill(local_pid(router), signal.SIGKILL)
+                async with asyncio.timeout(30):
+                    for stream in waiting:
+                        assert relayed_of(await items_of(stream)) == SAID
+
+    asyncio.run(scenario())
+
+
 def test_a_remote_server_that_fails_leaves_its_requests_to_the_local_replica() -> None:
     async def scenario() -> None:
         async with FaultServer(failing).running() as server:

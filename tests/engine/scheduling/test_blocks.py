@@ -336,6 +336,25 @@ def test_many_blocks_at_once_are_taken_from_above_a_share_alone(
     assert ours == [number < left[0] for number in range(large[0])], "the end of a prefix goes first"
 
 
+@given(
+    st.tuples(st.integers(1, 40), st.sampled_from([0.3, 0.5, 1.0, 2.0, 7.0])),
+    st.tuples(st.integers(1, 40), st.sampled_from([0.3, 0.5, 1.0, 2.0, 7.0])),
+    st.integers(1, 80),
+)
+def test_many_blocks_at_once_are_taken_as_one_after_the_other(
+    large: tuple[int, float], small: tuple[int, float], count: int
+) -> None:
+    pools = [BlockPool(large[0] + small[0]) for _ in range(2)]
+    for pool in pools:
+        cache(pool, "small", *small)
+        cache(pool, "large", *large)
+    count = min(count, large[0] + small[0])
+    pools[0].allocate(count)
+    for _ in range(count):
+        pools[1].allocate(1)
+    assert cached_by_tenant(pools[0]) == cached_by_tenant(pools[1])
+
+
 def test_a_tenant_that_has_all_cached_blocks_gives_all_at_once() -> None:
     pool = BlockPool(6)
     cache(pool, "idle", 2, 1.0)

@@ -337,12 +337,14 @@ class BlockPool:
         return [tenant for _, _, tenant in first]
 
     def _excess(self, tenant: _Tenant) -> int:
-        """Number of blocks the tenant can lose while it is above its share; at least one."""
-        others = self._weights - tenant.weight
-        if others <= 0.0 or tenant.num_cached == self._num_cached:
+        """Number of blocks to take from the tenant before the shares are compared again; at least one.
+
+        A tenant above its share is not below it afterwards: every eviction also lowers the share.
+        """
+        if tenant.num_cached == self._num_cached:
             return tenant.num_cached
         above = tenant.num_cached - self._num_cached * tenant.weight / self._weights
-        return max(1, math.ceil(above * self._weights / others - 1e-6))
+        return max(1, int(above))
 
     def _line_up(self) -> None:
         """Every tenant with cached blocks has one valid entry, by its current ratio."""

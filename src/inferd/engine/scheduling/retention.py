@@ -49,7 +49,7 @@ class Retention:
         self.now = 0  # blocks released so far
         self._size = num_blocks
         self._unit = max(num_blocks // _YOUNGEST, 1)
-        self._limit = min(SAMPLED * 2**32 // (HORIZON * num_blocks), 2**32)
+        self._limit = SAMPLED * 2**32 // (HORIZON * num_blocks)  # of the first 32 bits of a key
         self._followed: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # sampled key -> (uses, when released)
         self._uses_of: OrderedDict[bytes, int] = OrderedDict()  # evicted key -> uses
         self._reused: Histogram = [[0.0] * _NUM_AGES for _ in range(MOST_USES)]
