@@ -85,8 +85,8 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     typical_rows: int = 0  # limit of a batch without a configured one, by the model's measured time; 0: not measured
     rounds_products: bool = False  # computed on a device that rounds products of float32 to fewer bits
     num_threads: int = 0  # compute threads; 0: not said
-    casts: tuple[str, ...] = ()  # inputs whose numbers may come in any datatype, if no value is lost
-    any_rank: tuple[str, ...] = ()  # inputs whose number of dimensions is free; their shape is told as [-1]
+    casts: tuple[str, ...] = ()  # inputs that accept numbers of any datatype, if no value is lost
+    any_rank: tuple[str, ...] = ()  # inputs whose number of dimensions is free; their shape is reported as [-1]
     not_batched: str = ""  # why requests are computed one by one, where the model's files are the reason
     is_decoupled: bool = False  # one request may have several answers (or none): the runtime is a ``Streaming``
 

@@ -236,7 +236,7 @@ def _spec(declarations: TensorConfig | None, spec: TensorSpec | None) -> TensorS
 
 
 def _reshaped(array: Array, shape: Sequence[int], *, has_rows: bool) -> Array:
-    """In another shape of as many elements; the rows stay."""
+    """The array in another shape with as many elements. The dimension of the rows stays."""
     return array.reshape((len(array), *shape[1:]) if has_rows else tuple(shape))
 
 

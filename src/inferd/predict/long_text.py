@@ -17,7 +17,7 @@ WORD: Final = 128  # more tokens than a word has; of longer ones WordPiece makes
 class Part(NamedTuple):
     text: str
     is_whole: bool
-    has_plenty: bool  # of tokens: more than any limit that it was made for; told of parts alone
+    has_plenty: bool  # whether a part has more than twice as many tokens as are needed; False for a whole text
 
 
 def deciding_part(text: str, limit: int, count: Callable[[str], int], *, from_end: bool = False) -> Part:

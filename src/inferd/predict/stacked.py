@@ -78,7 +78,7 @@ class Stacked:
     # -- computing --------------------------------------------------------------------------
 
     def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
-        """Raises what ``compute`` raises, for all of them."""
+        """An exception of ``compute`` is raised and concerns all items."""
         self.padded_rows = 0
         if not self._has_rows:
             return [Result(outputs=self._compute(dict(item.inputs))) for item in items]
@@ -114,7 +114,7 @@ class Stacked:
         return inputs
 
     def _padded(self, name: str, arrays: list[Array]) -> list[Array]:
-        """All with the same lengths: the longest of the batch, or the bucket's."""
+        """The arrays padded to the same lengths: the longest of the batch, or the bucket's."""
         axes = self._variable[name]
         lengths = {axis: max(array.shape[axis] for array in arrays) for axis in axes}
         if self._buckets:

@@ -60,8 +60,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
         return "" if found.because is not None else found.sentence
 
     def named_rows(self, declared: int | None = None) -> str:
-        """What calls the rows a batch, where that name is the only reason; empty where there is another one, or
-        none."""
+        """The exporter's name of the rows, where it is the only reason for batches. Empty where there is another reason
+        or none."""
         found = claimed(self.rows, declared)
         return found.sentence if found.because == "named" else ""
 

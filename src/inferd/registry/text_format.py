@@ -130,7 +130,8 @@ def _place(error: ParseError) -> tuple[int, int]:
 
 @functools.cache
 def _message_class(kind: type[msgspec.Struct]) -> type[Message]:
-    """The message with the struct's fields. It tells fields that are given from others, as of proto2."""
+    """The protobuf message with the struct's fields. It has the syntax proto2, which records the fields that are
+    set."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="structs.proto", syntax="proto2")

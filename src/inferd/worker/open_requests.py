@@ -50,7 +50,7 @@ class OpenRequests:
         self.send([ends.failed(request_id, self._arrivals[request_id], error)])
 
     def fail_all(self, error: Exception) -> None:
-        """End every open request. The backend has been told to cancel them."""
+        """End every open request. The backend was asked to cancel them before."""
         self.send([ends.failed(request_id, arrived_at, error) for request_id, arrived_at in self._arrivals.items()])
 
     def cancel_all(self, now: float) -> None:

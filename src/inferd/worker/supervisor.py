@@ -255,7 +255,7 @@ class Supervisor:
             was_useful = self._has_finished or ready_s >= self._patience.useful_s
             ending = msgspec.structs.replace(ending, ready_s=ready_s, was_useful=was_useful)
             self._info = None
-        is_final = ending.state == "failed" and not self.was_ready  # which is told as such, once
+        is_final = ending.state == "failed" and not self.was_ready  # then ``failed`` is reported, and ``died`` is not
         if not self._leaving.is_set() and ending.state != self.state and not is_final:
             self._change("died" if ending.state == "failed" else ending.state, ending.reason)
         if ending.ready_s is not None:

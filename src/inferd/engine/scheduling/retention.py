@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-MOST_USES = 4  # of a block are told apart; more count as so many
+MOST_USES = 4  # uses of a block that are distinguished; more count as this number
 HORIZON = 16  # times the cache's size: the age up to which reuse is observed
 REMEMBERED = 4  # times the cache's size: evicted keys whose uses are remembered
 SAMPLED = 2048  # keys

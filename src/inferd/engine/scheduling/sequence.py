@@ -34,7 +34,7 @@ class Sequence:
     use_cache: bool = True  # False: never read the prefix cache (prompt log-probabilities)
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
-    num_reached: int = 0  # the most of them, over preemptions; told when it no longer runs
+    num_reached: int = 0  # the most computed tokens, over preemptions; set when it no longer runs
     num_cached: int = 0  # prompt tokens found in the prefix cache at first admission
     cache_keys: list[bytes] = field(default_factory=list)  # key of each full block, a hash chain
     num_hashed: int = 0  # full blocks already entered in the prefix cache

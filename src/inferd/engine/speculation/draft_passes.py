@@ -32,7 +32,7 @@ class Rule:
 
     bounds: tuple[float, ...]  # of surenesses: ``chances[i]`` is that from ``bounds[i - 1]`` to below ``bounds[i]``
     chances: tuple[float, ...]
-    next_chance: float  # of a token of which nothing is known but that those before it are right
+    next_chance: float  # of a token, given only that the tokens before it are right
     outlook: Outlook  # of the step, without these guesses
     pass_s: float
 

@@ -154,7 +154,7 @@ class BatchCost:
         self._tries = self._tries * _KEEP + 1.0
         self._lost_s += seconds - plain_s
         lost = self._lost_s / step_s
-        # A step of many sequences tells as much as many steps of one, and costs more than it where it is wasted.
+        # A step of many sequences gives as much evidence as many steps of one, and costs more where it is wasted.
         is_over = lost > max(_MOST_LOST / self.least**0.5, _LEAST_LOST) or (
             self._tries >= _FIRST / self.least**0.5 and self.gain < _LEAST_GAIN
         )

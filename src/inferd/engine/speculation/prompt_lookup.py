@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
-SHORTEST = 2  # tokens that must be equal before a continuation is believed at all,
+SHORTEST = 2  # tokens that must be equal before a continuation is used at all,
 RETURNED = 1  # but for one close behind where the text stood,
 RESUMED = 0  # and none where the text would stand again if one token had been exchanged
 LONGEST = 32  # as far back as occurrences are compared

@@ -28,7 +28,7 @@ MAX_PACKED: Final = 65_536
 
 
 class _Kind(NamedTuple):
-    """What JSON values stand for a datatype."""
+    """The JSON values of a datatype."""
 
     value: Any  # a type
     noun: str
@@ -284,7 +284,7 @@ def _short(shape: list[int]) -> str:
 
 
 def _said(data: bytes) -> str:
-    """A JSON value that is no list, in a sentence."""
+    """A JSON value that is no list, for messages."""
     try:
         value = _ANY.decode(data)
     except (ValueError, RecursionError):

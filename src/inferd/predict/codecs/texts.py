@@ -189,7 +189,7 @@ def pairs_question(
 
 
 def scores_of(decoded: DecodedRequest, result: Result) -> list[float]:
-    """One per text of the second side."""
+    """The scores: one for each text of the second side."""
     form = decoded.form
     assert isinstance(form, Pairs)
     if "score" in result.outputs:

@@ -82,10 +82,10 @@ class WireResponse(msgspec.Struct, gc=False):
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """How one output is wanted."""
+    """The form in which one output is requested."""
 
     is_binary: bool
-    num_classes: int = 0  # 0: as the tensor it is
+    num_classes: int = 0  # 0: the tensor itself
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -191,7 +191,7 @@ class V2Codec:
 
 
 def _model_name(request: PredictRequest, version: str) -> str:
-    """What v2 calls the model: its entry's name without the version."""
+    """The model's name in v2: its entry's name without the version."""
     return request.model.removesuffix(f"@{version}")
 
 

@@ -77,7 +77,7 @@ class _Tensor(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What the answer must know of the request."""
+    """The properties of the request that encoding the answer needs."""
 
     id: bytes
     classes: Mapping[str, int]  # by output: how many of the best classes are wanted instead of the values
@@ -168,7 +168,7 @@ def _tensor(message: bytes) -> _Tensor:
     if known is not None:
         return known
     tensor = _read_tensor(message)
-    if len(message) <= _SMALL_BYTES and tensor.contents is None:  # what a tensor holds is its client's alone
+    if len(message) <= _SMALL_BYTES and tensor.contents is None:  # contents are never shared between requests
         if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[message] = tensor
@@ -290,7 +290,7 @@ def _from_contents(tensor: _Tensor, contract: Contract) -> Array:
 
 
 def _count(body: bytes, field: int, wire: int, start: int, end: int) -> int:
-    """Of a repeated number that comes together or one by one, how many there are."""
+    """The count of a repeated number, which is packed or written one by one."""
     if field in _FIXED_WIDTH:
         return (end - start) // _FIXED_WIDTH[field] if wire == LENGTH else 1
     if wire != LENGTH:
@@ -316,7 +316,7 @@ def _numbers(body: bytes, field: int, wire: int, start: int, end: int) -> Array:
 
 
 def _narrowed(name: str, datatype: str, array: Array) -> Array:
-    """In the input's own datatype, where the field's is wider."""
+    """The numbers in the input's own datatype, where the field's is wider."""
     dtype = NUMPY[datatype]
     if array.dtype == dtype:
         return array
@@ -328,7 +328,7 @@ def _narrowed(name: str, datatype: str, array: Array) -> Array:
 
 
 def _varints_of(body: bytes, wire: int, start: int, end: int) -> list[int]:
-    """Of a field that may be packed."""
+    """The varints of a field that may be packed."""
     if wire == VARINT:
         return [start]
     if wire != LENGTH:

@@ -39,7 +39,7 @@ _DECODER_HEADS: Final[dict[str, HeadKind]] = {
     "ForCausalLM": "none",
     "ForSequenceClassification": "sequence",
 }
-_TEXT_CLASSES: Final = {"Gemma3": "Gemma3Text"}  # decoders whose plain names are also those of models for images
+_TEXT_CLASSES: Final = {"Gemma3": "Gemma3Text"}  # decoders whose plain names also occur in models for images
 _WITHOUT_CLASSES: Final = ("Granite",)  # decoders of which transformers has no ForSequenceClassification
 
 
@@ -86,7 +86,7 @@ class EncoderConfig:
 
 
 def _kinds() -> Iterator[Kind]:
-    """Of every architecture that is served, as transformers calls them."""
+    """The kinds of all served architectures, by their names in transformers."""
     for stem, (family, prefix) in _NAMES.items():
         for ending, head in _HEADS.items():
             if ending != "ForPreTraining" or stem == "Bert":

@@ -156,7 +156,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Any:
-    """None where the file is not there."""
+    """The file's content; None where it does not exist."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -168,7 +168,7 @@ def _read(path: Path) -> Any:
 
 
 def check_dense(dense: Sequence[Dense], size: int) -> str | None:
-    """What does not fit together, as a sentence; None where all does."""
+    """A sentence about modules that do not fit together; None where all fit."""
     for layer in dense:
         if layer.in_features != size:
             return f"{layer.folder.name} takes {layer.in_features} features, but gets {size}"

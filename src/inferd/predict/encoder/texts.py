@@ -23,7 +23,7 @@ class Encoded(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What becomes of a text that is too long: refused where ``to`` is None."""
+    """How a text that is too long is cut. It is refused where ``to`` is None."""
 
     to: int | None = None  # tokens, special ones included
     side: Side = "right"  # that is cut off

@@ -298,7 +298,7 @@ class Pipeline:
 
 
 def _is_alive(flow: _Flow) -> bool:
-    """Whether the request still wants the next step: it has not failed, was not cancelled, and is in time."""
+    """Whether the next step is to be computed: the request has not failed, was not cancelled, and is in time."""
     item = flow.item
     if flow.answer is None and item.is_cancelled:
         flow.answer = Cancelled("The request was cancelled.")

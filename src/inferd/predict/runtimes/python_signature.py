@@ -29,7 +29,7 @@ _PARAMETERS: Final = "parameters"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One input or output, and how the class wants it."""
+    """One input or output, with the form in which the class takes or returns it."""
 
     spec: TensorSpec
     given: Given = "array"
@@ -59,11 +59,11 @@ class Signature:
         self._whole = whole  # the one parameter that takes all inputs as a dict
 
     def named(self, inputs: Tensors) -> dict[str, object]:
-        """Inputs in the form the class wants them."""
+        """The inputs in the form that the class takes."""
         return {name: _given(self._inputs[name], array) for name, array in inputs.items()}
 
     def arguments(self, inputs: Tensors, parameters: Mapping[str, object]) -> dict[str, object]:
-        """Of one call of ``predict``."""
+        """The arguments of one call of ``predict``."""
         named = self.named(inputs)
         arguments: dict[str, object] = {self._whole: named} if self._whole else named
         if self._takes_parameters:

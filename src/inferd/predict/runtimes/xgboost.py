@@ -101,12 +101,12 @@ def _quantiles(learner: dict[str, Any]) -> tuple[float, ...]:
 
 
 def _shortened(text: str) -> str:
-    """Without the time, and the library's own file and line."""
+    """The library's message without the time and its own file and line."""
     return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text)[:300].rstrip(".")
 
 
 def _cut_off(reason: str, path: Path) -> str:
-    """That the file was cut off, where the library's reader stopped at its end; else empty."""
+    """A sentence that the file is truncated, where the library's reader stopped at its end; otherwise empty."""
     found = re.search(r"(?:character position|\.Pos\(\)): (\d+)", reason)
     size = path.stat().st_size
     is_at_the_end = found is not None and int(found[1]) >= size - 1

@@ -184,7 +184,7 @@ class _Node:
         self.called = f"{str(node['target']).removeprefix('torch.ops.')[:100]} {str(node.get('name', ''))[:100]!r}"
         self._arguments: dict[str, Mapping[str, Any]] = {one["name"]: one["arg"] for one in node["inputs"]}
         self._scope = scope
-        # Numbers out of a tensor's elements, in place of its shape.
+        # These return numbers computed from a tensor's elements, and not from its shape.
         self.tells_numbers = not self.operator.startswith("sym_") and any(
             key.startswith("as_sym") for one in node["outputs"] for key in one
         )
@@ -468,7 +468,7 @@ def _transpose(at: _Node) -> list[Value]:
 
 
 def _dropped(at: _Node) -> list[Value]:
-    """One place of an axis, or each of them by itself: the axis goes."""
+    """One index of an axis, or each index as an output of its own. The axis is dropped."""
     at.check_numbers()
     axis, dim = axis_of(at.first), place(at.integer("dim", 0), len(dims_of(at.first)))
     if axis == dim:

@@ -178,7 +178,7 @@ class _Proof:
         return Fixed(sizes(tensor.dims), items)
 
     def _outputs(self, node: Node, scope: Mapping[str, Value], depth: int) -> Sequence[Value]:
-        """Of one node; values of which nothing is known where no rule applies."""
+        """The outputs of one node; unknown values where no rule applies."""
         count = len(node.outputs)
         values: list[Value | None] = []
         for name in node.inputs:
@@ -297,7 +297,7 @@ class _Proof:
 
 
 def _called(node: Node) -> str:
-    """The node for a sentence; names come out of the file."""
+    """The node's name for messages, shortened, because names come from the file."""
     domain = f"{node.domain}." if node.domain else ""
     name = f" {node.name!r}" if node.name else ""
     return f"{domain}{node.operator}{name}"[:200]
@@ -335,7 +335,8 @@ def _cast(at: _Node) -> Sequence[Value]:
 
 
 def _like_first(at: _Node) -> Sequence[Value]:
-    """Each element from the one at its place in the first input; CastLike's second gives a type alone."""
+    """Each element depends on the element at its place in the first input. The second input of CastLike only gives a
+    type."""
     return [elementwise.broadcast([at.value(0)], at.symbols)]
 
 

@@ -31,7 +31,7 @@ class Verdict(msgspec.Struct, frozen=True):
     because: Because | None = None
     sentence: str = ""
 
-    is_open: bool = False  # whether a declaration would be believed: the shapes allow a batch
+    is_open: bool = False  # whether the shapes allow a batch, so that a declaration is accepted
 
 
 DECLARED: Final = Verdict("declared", f"{CLAIM} declares it")
