@@ -86,6 +86,7 @@ def _token_of_page(call: Call) -> str | None:
 
 
 def ambiguous_key_error() -> Unauthenticated:
+    """The error for a request with more than one API key."""
     return Unauthenticated("The request brings more than one API key; send one.")
 
 
@@ -269,6 +270,8 @@ class Cost(NamedTuple):
 
 
 class HasModelInfo(Protocol):
+    """A model's status, or a stand-in for it, as ``cost_of`` needs it."""
+
     @property
     def info(self) -> ModelInfo | None: ...
 

@@ -313,6 +313,7 @@ def _given_request_id(header: Callable[[bytes], bytes | None]) -> str | None:
 
 
 def is_request_id(text: str) -> bool:
+    """Whether a text may be a request id: 1 to 128 of the characters A-Z a-z 0-9 . _ : -."""
     return text.isascii() and _REQUEST_ID.fullmatch(text.encode("ascii")) is not None
 
 
@@ -387,6 +388,7 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
 
 
 async def send_response(call: Call, response: Response) -> None:
+    """Send a whole answer; a large body in parts, so that it does not fill the connection's buffer."""
     call.status = response.status
     headers = [(b"x-request-id", call.request_id.encode("ascii")), *call.common_headers, *response.headers]
     if call.permit is not None:

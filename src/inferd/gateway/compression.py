@@ -105,5 +105,6 @@ async def compressed(call: Call, response: Response) -> Response:
 
 
 def compress(body: bytes, encoding: Encoding) -> bytes:
+    """The compressed body, on the calling thread."""
     deflate = zlib.compressobj(_LEVEL, wbits=_WBITS[encoding])
     return deflate.compress(body) + deflate.flush()

@@ -23,6 +23,7 @@ Flights = dict[bytes, asyncio.Future[CachedAnswer | None]]
 
 
 def no_tally(model: str) -> ModelTally:
+    """The statistics of a server that counts nothing."""
     return ModelTally()
 
 

@@ -141,6 +141,7 @@ _BY_CODE: Final[dict[str, int]] = {
 
 
 def kind_of(error: InferdError) -> ErrorKind:
+    """The status, type and retry time of an error. The error's code may override the status of its kind."""
     kind = TABLE.get(error.kind, TABLE["internal"])
     status = _BY_CODE.get(error.code or "")
     return kind if status is None else kind._replace(status=status)

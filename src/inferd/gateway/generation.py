@@ -168,6 +168,7 @@ def _truncation(body: GenerationFields) -> int | None:
 
 
 def ignored_header(ignored: Sequence[str]) -> Headers:
+    """The header that names the ignored fields of a request; empty: none was ignored."""
     return ((b"x-inferd-ignored-params", ",".join(ignored).encode("ascii")),) if ignored else ()
 
 
@@ -337,6 +338,7 @@ async def first_output(outputs: AsyncGenerator[tuple[int, Output], None], call: 
 
 
 def usage_body(usage: Usage) -> UsageBody:
+    """A usage in OpenAI's form."""
     return UsageBody(
         usage.prompt_tokens,
         usage.completion_tokens,
@@ -352,4 +354,5 @@ def error_frame(call: Call, error: InferdError) -> bytes:
 
 
 def created_at() -> int:
+    """The current time in seconds since the epoch."""
     return int(clock.wall())

@@ -1,8 +1,8 @@
 """Checks of the Host and Origin headers: the names of this server, and the web pages that may call it.
 
-A web page can attack a server through its visitor's browser: with a name that a foreign DNS server points at 127.0.0.1
-(DNS rebinding), or with a form or script of another origin. Both are refused. Programs other than browsers send no
-Origin, and only their Host header is checked.
+A web page can attack a server through its visitor's browser. It may use a name that a foreign DNS server points at
+127.0.0.1 (DNS rebinding), or a form or script of another origin. Both are refused. Programs other than browsers send
+no Origin, and only their Host header is checked.
 """
 
 from __future__ import annotations

@@ -165,5 +165,6 @@ def predict_request(call: Call, model: ModelStatus, fields: PredictFields) -> Pr
 
 
 def response_of(prediction: Prediction) -> Response:
+    """The answer of a worker as an HTTP answer."""
     headers = tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in prediction.headers])
     return Response(200, prediction.body, prediction.content_type.encode("latin-1"), headers)

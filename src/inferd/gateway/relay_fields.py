@@ -49,6 +49,8 @@ class RelayFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatFields(RelayFields, frozen=True, kw_only=True):
+    """The fields of a chat completion."""
+
     messages: list[_Message]
     max_completion_tokens: int | None = None
 
@@ -66,6 +68,8 @@ class ChatFields(RelayFields, frozen=True, kw_only=True):
 
 
 class TextFields(RelayFields, frozen=True, kw_only=True):
+    """The fields of a text completion."""
+
     prompt: msgspec.Raw
 
     @property

@@ -20,6 +20,9 @@ Endpoint = Callable[[Context, Call, str], Awaitable[Answer | Switched]]
 
 
 class Route(NamedTuple):
+    """One route: a method and a path pattern, the scope of its keys, the endpoint, and its values for the OpenAPI
+    document."""
+
     method: Literal["GET", "POST", "DELETE"]
     pattern: str  # a name in braces matches any text, slashes included, because names of models may have slashes
     scope: Scope
@@ -38,6 +41,8 @@ class Route(NamedTuple):
 
 
 class Match(NamedTuple):
+    """The routes of a path, by method, and the text of the path that the pattern's names match (``rest``)."""
+
     pattern: str
     by_method: dict[str, Route]
     rest: str

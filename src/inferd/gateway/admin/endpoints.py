@@ -44,6 +44,7 @@ _rotate_decoder: Final = msgspec.json.Decoder(RotateRequest)
 
 
 def status(context: Context, call: Call) -> Response:
+    """GET /admin/status: the part of the server's state that the key may see. Raises Unavailable."""
     return Response(200, encode(_shown_to(context, call.principal, control_of(context).status())))
 
 
@@ -81,6 +82,7 @@ def _counted(sentences: tuple[str, ...], noun: str) -> tuple[str, ...]:
 
 
 def drain(context: Context, call: Call) -> Response:
+    """POST /admin/drain: begin to shut down. Raises Unavailable."""
     control_of(context).drain()
     return Response(202, encode(DrainReport()))
 
@@ -102,36 +104,43 @@ async def reload(context: Context, call: Call) -> Response:
 
 
 async def load(context: Context, call: Call, name: str) -> Response:
+    """POST /admin/models/{model}/load. Raises ModelNotFound, ModelLoadError, Overloaded, Unavailable."""
     model = find_model(context, call, name)
     return Response(200, encode(_model_shown_to(call.principal, await control_of(context).load(model.name))))
 
 
 async def unload(context: Context, call: Call, name: str) -> Response:
+    """POST /admin/models/{model}/unload. Raises ModelNotFound, InvalidRequest, Unavailable."""
     model = find_model(context, call, name)
     return Response(200, encode(await control_of(context).unload(model.name)))
 
 
 async def restart(context: Context, call: Call, name: str) -> Response:
+    """POST /admin/models/{model}/restart. Raises ModelNotFound, InvalidRequest, Unavailable."""
     model = find_model(context, call, name)
     return Response(200, encode(_model_shown_to(call.principal, await control_of(context).restart(model.name))))
 
 
 async def list_keys(context: Context, call: Call) -> Response:
+    """GET /admin/keys: the keys of the caller's tenant; for the operator all keys."""
     return Response(200, encode(KeyList(list(await control_of(context).keys.list_keys(call.principal.tenant or None)))))
 
 
 async def create_key(context: Context, call: Call) -> Response:
+    """POST /admin/keys. Raises InvalidRequest, Forbidden, StateUnavailable."""
     require_json(call)
     spec = await decode_body(await read_body(call, MAX_BODY_BYTES, context.body_timeout_s), _spec_decoder)
     return _secret(await control_of(context).keys.create_key(spec, call.principal), 201)
 
 
 async def revoke_key(context: Context, call: Call, key_id: str) -> Response:
+    """DELETE /admin/keys/{id}. Raises KeyNotFound, StateUnavailable."""
     await _own_key(context, call, key_id)
     return Response(200, encode(await control_of(context).keys.revoke_key(key_id)))
 
 
 async def rotate_key(context: Context, call: Call, key_id: str) -> Response:
+    """POST /admin/keys/{id}/rotate. Raises KeyNotFound, InvalidRequest, Forbidden, StateUnavailable."""
     body = await read_body(call, MAX_BODY_BYTES, context.body_timeout_s)
     if body:
         require_json(call)
@@ -153,6 +162,7 @@ async def _own_key(context: Context, call: Call, key_id: str) -> None:
 
 
 def control_of(context: Context) -> ControlActions:
+    """The server's control actions. Raises Unavailable when the server has none."""
     if context.control is None:
         raise Unavailable("This server has no administration; start it with inferd serve.", code="no_control")
     return context.control

@@ -48,10 +48,12 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def live() -> Response:
+    """The answer to a liveness probe, which is always 200."""
     return Response(200, encode(Liveness()))
 
 
 def ready(context: Context, call: Call) -> Response:
+    """The answer to a readiness probe: 200, or 503 with ``retry-after``."""
     models = {s.name: ModelHealth(s.state, s.replicas_ready, s.replicas, s.detail) for s in _shown(context, call)}
     if context.router.draining:
         return Response(503, encode(Readiness("draining", models)), headers=((b"retry-after", b"1"),))
@@ -88,8 +90,10 @@ def _shown(context: Context, call: Call) -> Sequence[ModelStatus]:
 
 
 def version() -> Response:
+    """GET /version."""
     return Response(200, encode(Version(__version__)))
 
 
 def load(router: Upstream) -> Response:
+    """GET /load: the number of requests that wait or run."""
     return Response(200, encode(Load(sum(s.waiting + s.in_flight for s in router.models()))))

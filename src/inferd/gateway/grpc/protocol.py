@@ -260,6 +260,7 @@ class Protocol:
 
 @functools.cache
 def protocol() -> Protocol:
+    """The protocol of ``DESCRIPTORS``, which is read once."""
     return Protocol(DESCRIPTORS.read_bytes())
 
 

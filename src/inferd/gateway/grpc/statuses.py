@@ -60,6 +60,7 @@ TABLE: Final[dict[str, Status]] = {
 
 
 def status_of(error: InferdError) -> Status:
+    """The gRPC status of an error, by its kind."""
     return TABLE.get(error.kind, Status.INTERNAL)
 
 

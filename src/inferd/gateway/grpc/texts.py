@@ -36,6 +36,7 @@ _options_decoder: Final = msgspec.json.Decoder(dict[str, object])
 
 
 def writes_texts(model: ModelStatus) -> bool:
+    """Whether a model is known to generate text."""
     return model.info is not None and model.info.kind == "generate"
 
 

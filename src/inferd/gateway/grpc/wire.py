@@ -107,6 +107,7 @@ def timeout_of(value: bytes) -> float | None:
 
 
 def shown(value: bytes) -> str:
+    """A header's value as a part of a message: ASCII, with at most 64 bytes of it."""
     return ascii(value[:64].decode("latin-1"))
 
 
@@ -119,6 +120,7 @@ def status_block(status: Status, details: str, trailers: Iterable[Header] = ()) 
 
 
 def trailers_block(trailers: Iterable[Header]) -> bytes:
+    """The encoded trailing metadata."""
     return b"".join([literal(name, value) for name, value in trailers])
 
 
@@ -128,4 +130,5 @@ def only_head(http: bytes = b"200") -> bytes:
 
 
 def path_of(service: str, method: str) -> bytes:
+    """The path of a method's requests."""
     return f"/{service}/{method}".encode("ascii")

@@ -151,6 +151,8 @@ def _options(body: TextRequest) -> dict[str, object]:
 async def submit_text(
     context: Context, call: Call, served: Served, body: TextRequest, options: dict[str, object], *, is_stream: bool
 ) -> Stream:
+    """Submit the continuation of a text to a local model. ``options``: the request's parameters as values. Raises
+    InvalidRequest, QuotaExceeded, and what the router raises."""
     model = served.status
     if model.info is not None and model.info.kind != "generate":
         raise invalid(

@@ -87,6 +87,7 @@ class InvocationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def predict_v1(context: Context, call: Call, rest: str) -> Answer:
+    """POST /v1/models/{model}:predict. Raises what ``predictions.predict`` raises."""
     body = await read_tensor_body(context, call)
     return await _predicted(
         context, call, find_served(context, call.principal, rest), PredictFields(dialect="v1", body=body)
@@ -94,6 +95,7 @@ async def predict_v1(context: Context, call: Call, rest: str) -> Answer:
 
 
 async def invoke(context: Context, call: Call, rest: str) -> Answer:
+    """POST /invocations. Raises UnsupportedMediaType, and what ``predictions.predict`` raises."""
     dialect = _dialect(call)
     body = await read_tensor_body(context, call, is_table=dialect != _JSON)
     return await _predicted(context, call, _target(context, call), PredictFields(dialect=dialect, body=body))

@@ -215,6 +215,7 @@ def _versions_among(known: Sequence[Served], name: str) -> list[Served]:
 
 
 def is_ready(served: Served) -> bool:
+    """Whether a replica of the version is ready."""
     return served.status.replicas_ready >= 1
 
 
@@ -285,10 +286,12 @@ _TEXT_OUT: Final = (TensorSpec("text_output", "BYTES", (1,)),)
 
 
 def server_metadata(context: Context) -> ServerMetadata:
+    """The metadata of the server."""
     return ServerMetadata(context.config.server.v2_name, __version__, EXTENSIONS)
 
 
 def condition_of(status: ModelStatus) -> Condition:
+    """The condition that the next request of a model meets."""
     return _CONDITIONS.get(status.state, "unavailable")
 
 

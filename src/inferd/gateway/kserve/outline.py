@@ -24,6 +24,8 @@ _ROUNDS: Final = 8  # of removing empty lists and objects: most tensors have few
 
 
 class Piece(NamedTuple):
+    """A part of a document, of about ``PIECE_BYTES``."""
+
     raw: bytes  # does not end within an escape sequence
     is_inside: bool  # the piece begins within a string
     outside: list[bytes]  # the parts outside strings

@@ -140,6 +140,7 @@ async def statistics(context: Context, call: Call, rest: str) -> Answer:
 
 
 async def infer(context: Context, call: Call, rest: str) -> Answer:
+    """POST /v2/models/{model}/infer. Raises what ``predictions.predict`` raises, and errors of the body."""
     header_bytes = header_length(call)
     body = await read_tensor_body(context, call, is_binary=header_bytes >= 0)
     served = served_of(context, call, rest)
@@ -204,10 +205,12 @@ def check_media(call: Call, *, is_binary: bool) -> None:
 
 
 async def text(context: Context, call: Call, rest: str) -> Answer:
+    """POST /v2/models/{model}/generate. Raises InferdError for every failure."""
     return await _written(context, call, rest, generate)
 
 
 async def text_stream(context: Context, call: Call, rest: str) -> Answer:
+    """POST /v2/models/{model}/generate_stream. Raises InferdError for every failure before the first piece."""
     return await _written(context, call, rest, generate_stream)
 
 
@@ -237,12 +240,14 @@ async def repository_index(context: Context, call: Call, rest: str) -> Answer:
 
 
 async def repository_load(context: Context, call: Call, rest: str) -> Answer:
+    """POST /v2/repository/models/{model}/load. Raises what ``load_model`` raises."""
     parameters = await _repository_parameters(context, call)
     await load_model(context, call.principal, rest, parameters)
     return Response(200, encode(Done()))
 
 
 async def repository_unload(context: Context, call: Call, rest: str) -> Answer:
+    """POST /v2/repository/models/{model}/unload. Raises what ``unload_model`` raises."""
     parameters = await _repository_parameters(context, call)
     await unload_model(context, call.principal, rest, parameters)
     return Response(200, encode(Done()))

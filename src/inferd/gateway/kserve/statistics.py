@@ -63,6 +63,7 @@ class StatisticsAnswer(msgspec.Struct, frozen=True):
 
 
 def statistics_of(context: Context, models: Sequence[Served]) -> StatisticsAnswer:
+    """The statistics of some versions."""
     return StatisticsAnswer(tuple(_model(context, served) for served in models))
 
 

@@ -81,6 +81,7 @@ def _logprobs(body: ChatRequest) -> int | None:
 
 
 def wire_finish_reason(reason: FinishReason | None, num_calls: int) -> WireFinishReason | None:
+    """The finish reason in OpenAI's form; None: the choice has not ended, or it failed."""
     if reason == "stop":
         return "tool_calls" if num_calls else "stop"
     return "length" if reason == "length" else None

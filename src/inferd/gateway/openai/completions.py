@@ -59,6 +59,8 @@ async def create_completion(context: Context, call: Call, raw: bytes, body: Comp
 
 
 def completion_sampling(body: CompletionRequest) -> tuple[SamplingParams, tuple[str, ...]]:
+    """The sampling parameters of a text completion, and the names of those that the client set. Raises
+    InvalidRequest."""
     if body.logprobs is not None:
         check_range("logprobs", body.logprobs)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens

@@ -29,6 +29,7 @@ def _token(item: TokenLogprob | TopLogprob, as_id: bool) -> str:
 
 
 def chat_logprobs(items: Sequence[TokenLogprob], *, as_ids: bool, top: int) -> ChatLogprobs:
+    """Log-probabilities in the form of chat completions, with the ``top`` most likely tokens each."""
     return ChatLogprobs(
         [
             TokenLogprobBody(

@@ -23,6 +23,8 @@ MAX_LOGPROBS: Final = 20
 
 
 class Range(NamedTuple):
+    """The allowed values of a number: from ``low`` to ``high``, without ``low`` if ``low_is_open``."""
+
     low: float
     high: float
     low_is_open: bool = False
@@ -97,6 +99,7 @@ _STRUCTURED: Final = "Ask for the format in the prompt and check the answer your
 
 
 def check_range(name: str, value: float, param: str | None = None) -> None:
+    """Raises InvalidRequest, which names ``param`` (or ``name``), for a value outside ``RANGES[name]``."""
     limits = RANGES[name]
     if value not in limits:
         field = param or name
@@ -104,6 +107,7 @@ def check_range(name: str, value: float, param: str | None = None) -> None:
 
 
 def check_token_ids(name: str, ids: Sequence[int], limit: int) -> None:
+    """Raises InvalidRequest for more than ``limit`` ids, or for an id that cannot be a token."""
     check_length(name, ids, limit)
     for position, token_id in enumerate(ids):
         if not 0 <= token_id <= INT32_MAX:
@@ -111,11 +115,13 @@ def check_token_ids(name: str, ids: Sequence[int], limit: int) -> None:
 
 
 def check_length(name: str, values: Sequence[object] | dict[int, float], limit: int) -> None:
+    """Raises InvalidRequest for more than ``limit`` values."""
     if len(values) > limit:
         raise invalid(name, f"{name} may have at most {limit} entries, not {len(values)}.")
 
 
 def check_strings(name: str, values: Sequence[str], limit: int, max_chars: int) -> None:
+    """Raises InvalidRequest for more than ``limit`` texts, an empty text, or one above ``max_chars`` characters."""
     check_length(name, values, limit)
     for position, text in enumerate(values):
         if not text:

@@ -16,6 +16,8 @@ CLOSE: Final = "</tool_call>"
 
 
 class ParsedCall(NamedTuple):
+    """A tool call of a model."""
+
     name: str
     arguments: str  # a JSON object, compact
 

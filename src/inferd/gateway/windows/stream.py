@@ -69,6 +69,8 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class WindowStream:
+    """Serves one WebSocket: cuts its samples into windows, and sends their answers."""
+
     def __init__(
         self,
         context: Context,
