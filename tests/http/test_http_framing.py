@@ -86,7 +86,7 @@ class Host:
     """Takes every whole request and answers at once."""
 
     max_connections = 1
-    express: Callable[[Connection, bytes], bool] | None = None
+    serve_direct: Callable[[Connection, bytes], bool] | None = None
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -828,14 +828,14 @@ def test_a_partly_read_head_is_read_on_when_another_object_answers_the_request_b
     host, wire = Host(), Wire()
     taken = list[Exchange]()
 
-    def express(connection: Connection, data: bytes) -> bool:
+    def serve_direct(connection: Connection, data: bytes) -> bool:
         exchange = Exchange(connection, "GET", b"/first", [], "1.1", keep_alive=True)
         exchange.end_body()
         connection.serve(exchange)
         taken.append(exchange)
         return True
 
-    host.express = express
+    host.serve_direct = serve_direct
     first, begin, rest = b"GET /first HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /second HTTP/1.1\r\nho", b"st: x\r\n\r\n"
 
     async def main() -> None:

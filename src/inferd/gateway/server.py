@@ -132,7 +132,7 @@ class Gateway:
         except InferdError:
             return  # the general path reports the error
 
-    def express(self, client: Connection, data: bytes) -> bool:
+    def serve_direct(self, client: Connection, data: bytes) -> bool:
         """Serve what has just been read, if it is a complete request with a cached head (``HeadCache``)."""
         return self._head_cache.serve(client, data)
 

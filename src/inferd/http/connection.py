@@ -161,7 +161,7 @@ class Server(Protocol):
     forward: Callable[[Exchange], bool] | None
     """Answers a request with a complete body without a task. False: the ASGI application has to answer it."""
 
-    express: Callable[[Connection, bytes], bool] | None
+    serve_direct: Callable[[Connection, bytes], bool] | None
     """Answers the bytes of one read without parsing them, if they are one complete request whose head is known. False:
     they have to be parsed."""
 
@@ -197,7 +197,6 @@ class Connection(ClientConnection):
         "_current",
         "_discarded_bytes",
         "_drain_waiter",
-        "_express",
         "_final_refusal",
         "_framing_bytes",
         "_gathering",
@@ -214,6 +213,7 @@ class Connection(ClientConnection):
         "_piece_bytes",
         "_queue",
         "_raw_head",
+        "_serve_direct",
         "_server",
         "_since",
         "_stall",
@@ -229,7 +229,7 @@ class Connection(ClientConnection):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._express = server.express
+        self._serve_direct = server.serve_direct
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -287,7 +287,7 @@ class Connection(ClientConnection):
             self._keep_unparsed(data)
             return
         if self._at_boundary and self._current is None:
-            if self._express is not None and self.is_writable and self._express(self, data):
+            if self._serve_direct is not None and self.is_writable and self._serve_direct(self, data):
                 return
             end = data.find(b"\r\n\r\n")
             self._raw_head = data[:end] if 0 < end < MAX_REPEATED_HEAD_BYTES else b""

@@ -127,7 +127,7 @@ class HttpServer:
     ) -> None:
         """Bind the socket at once, so that a port in use is reported before a model is loaded. Raises ConfigError.
 
-        An application may have the methods ``refuse``, ``forward`` and ``express`` of ``connection.Server``.
+        An application may have the methods ``refuse``, ``forward`` and ``serve_direct`` of ``connection.Server``.
         """
         self._listener = listener if listener is not None else bind(config)
         self._tls = tls
@@ -139,7 +139,7 @@ class HttpServer:
         self.app = app
         self.refuse = cast("Callable[[Exchange, InferdError], None]", getattr(app, "refuse", _refuse))
         self.forward = cast("Callable[[Exchange], bool] | None", getattr(app, "forward", None))
-        self.express = cast("Callable[[Connection, bytes], bool] | None", getattr(app, "express", None))
+        self.serve_direct = cast("Callable[[Connection, bytes], bool] | None", getattr(app, "serve_direct", None))
         self._emit = emit
         self._num_rejected = 0
         self._rejection_logged_at = 0.0  # 0: not logged yet

@@ -67,7 +67,7 @@ class RequestTemplate:
         """The bytes of a complete GET request."""
         return self._head("GET", path) + b"\r\n"
 
-    def ask(self, path: str, request_id: bytes, body: bytes) -> bytes:
+    def post_body(self, path: str, request_id: bytes, body: bytes) -> bytes:
         """The bytes of a complete POST request with a final body, which needs no more changes."""
         return b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             self._head("POST", path),

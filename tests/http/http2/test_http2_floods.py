@@ -359,6 +359,19 @@ def test_a_handshake_that_does_not_come_is_not_waited_for(monkeypatch: pytest.Mo
         assert peer.wire.is_closed
 
 
+def test_a_handshake_without_settings_does_not_hold_up_a_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        time, peer = Clock(monkeypatch), Peer()
+        peer.send(f.PREFACE)
+        peer.connection.shut_down()
+        assert not peer.is_sent_away
+        time.check_timeouts(peer, 2)
+        assert peer.is_sent_away
+        assert peer.goodbye() == (f.NO_ERROR, b"")
+
+    asyncio.run(main())
+
+
 def test_headers_that_do_not_go_on_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         time, peer = Clock(monkeypatch), Peer()

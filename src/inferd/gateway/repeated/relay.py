@@ -82,7 +82,7 @@ class CachedRelayHead(CachedHead):
             exchange.refuse(error, name)
             return True
         client.serve(exchange)
-        asked = slot.template.ask(self.path, exchange.unique.encode("ascii"), out)
+        asked = slot.template.post_body(self.path, exchange.unique.encode("ascii"), out)
         exchange.send(slot, asked, len(body), now, exchange.deadline_s)
         return True
 
