@@ -77,6 +77,7 @@ class DirectPrediction(ABC):
         """The request continues on the general path: its answer comes from ``stream``."""
 
     def send(self, slot: PredictionSlot, request: PredictRequest, class_number: int, now: float) -> None:
+        """Send ``request`` to the worker of ``slot``. ``class_number`` is the index of its priority class."""
         self._slot = slot
         self._sent_at = now
         self.class_number = class_number

@@ -156,6 +156,7 @@ class DirectRelay(ABC):
             self._connection.pause()
 
     def resume(self) -> None:
+        """Continue reading the answer after ``pause``."""
         if self._connection is not None:
             self._connection.resume()
 
@@ -188,6 +189,7 @@ class DirectRelay(ABC):
     # -- the answer ---------------------------------------------------------------------------
 
     def answer_whole(self, head: Head, body: bytes) -> None:
+        """A complete answer arrived. It is delivered if it is valid; other answers go to the general path."""
         self._connection = None
         if head.status == 200 and head.media == _JSON and not self.is_stream:
             try:
@@ -208,6 +210,7 @@ class DirectRelay(ABC):
         self.convert().answer_whole(head, body)
 
     def answer_head(self, status: int, headers: Headers) -> None:
+        """The head of an answer arrived whose body follows in pieces."""
         media = media_of(headers)
         if status == 200 and self.is_stream and media == _EVENTS:
             self._reader = EventReader(drop_usage=self.drops_usage)
@@ -219,6 +222,7 @@ class DirectRelay(ABC):
             self.convert().answer_head(status, headers)
 
     def answer_data(self, data: bytes) -> None:
+        """A piece of the answer's body arrived."""
         reader = self._reader
         if reader is None:
             self._pieces.append(data)
@@ -236,6 +240,7 @@ class DirectRelay(ABC):
             self.deliver(whole)
 
     def answer_ended(self) -> None:
+        """The answer is complete."""
         self._connection = None
         reader = self._reader
         if self._head is not None:
@@ -253,6 +258,7 @@ class DirectRelay(ABC):
             self._slot.pool.direct_ended(self._ended(end), self._sent_at, now)
 
     def answer_broken(self, error: UpstreamFailed) -> None:
+        """A method of this object raised an exception: end the request, if it has not ended."""
         replica = self._slot.replica
         self._connection = None
         if self in replica.direct:
@@ -262,6 +268,7 @@ class DirectRelay(ABC):
             self.cut_off()
 
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
+        """The server or the connection failed. ``is_stale``: the server had closed the kept connection before."""
         self._connection = None
         self.convert().answer_failed(error, is_stale=is_stale)
 

@@ -1,6 +1,6 @@
 """The requests of one model, from their admission to their end.
 
-All code here runs in one event loop, so a request is in exactly one state at a time: queued, in backoff before a
+All code here runs in one event loop, so a request is in exactly one state at a time. It is queued, in backoff before a
 retry, in flight in one replica (hedged: in two), or ended. ``Pool`` admits requests and receives replicas' outputs.
 ``dispatcher`` sends requests to replicas, ``live_requests`` ends them, and the fleet decides which replicas exist.
 """
@@ -110,8 +110,8 @@ class Pool:
     def submit(self, request: Request, relay: Relay | None = None) -> Stream:
         """Accept a request: dispatch it to a replica, or put it into the queue.
 
-        Raises Overloaded when the queue is full or the deadline cannot be met, Unavailable when the model cannot be
-        served, DeadlineExceeded when the deadline has passed, InvalidRequest when the id is in use.
+        Raises Overloaded when the queue is full or the deadline cannot be met; Unavailable when the model cannot be
+        served. Raises DeadlineExceeded when the deadline has passed; InvalidRequest when the id is in use.
         """
         now = clock.now()
         if request.id in self._live.tickets or request.id in self._retries.abandoned:
@@ -273,6 +273,7 @@ class Pool:
     # -- calls from replicas (``FleetOwner``) -------------------------------------------------
 
     def replica_ready(self, replica: Replica) -> None:
+        """A replica became ready: dispatch waiting requests to it."""
         member = self.fleet.member_of(replica)
         if member is None:
             return
@@ -285,9 +286,11 @@ class Pool:
         self._dispatcher.dispatch_waiting()
 
     def replica_has_room(self) -> None:
+        """A replica can take requests again: dispatch waiting requests."""
         self._dispatcher.dispatch_waiting()
 
     def replica_outputs(self, replica: Replica, outputs: list[Output], stats: StepStats | None) -> None:
+        """Outputs of a worker arrived, with the statistics of the engine's step if there was one."""
         now = clock.now()
         has_room = False
         for output in outputs:
@@ -341,6 +344,7 @@ class Pool:
             self._live.end(ticket, end, output)
 
     def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None:
+        """A piece of a relayed answer arrived."""
         now = clock.now()
         end = item.end
         if end is not None:
@@ -395,6 +399,7 @@ class Pool:
     def replica_refused(
         self, replica: Replica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
     ) -> None:
+        """A replica ended a request before its answer began: retry it, or end it with ``error``."""
         now = clock.now()
         replica.release(ticket)
         member = self.fleet.member_of(replica)
@@ -414,6 +419,7 @@ class Pool:
         self._dispatcher.slot_freed()
 
     def replica_broke(self, replica: Replica, ticket: Ticket, error: InferdError) -> None:
+        """An exception was raised while an output was processed: end the request with ``error``."""
         if replica.ticket(ticket.request.id) is ticket:
             replica.release(ticket)
         if self._live.tickets.get(ticket.request.id) is ticket and ticket.runner is replica:
@@ -490,14 +496,17 @@ class Pool:
             self._dispatcher.requeue(ticket)
 
     def replica_failed(self, replica: Replica) -> None:
+        """A worker has failed for good: end the requests that no other replica can serve."""
         self.fleet.notify()
         self._note_settled()
         self._dispatcher.recheck_waiting()
 
     def replica_unreachable(self, replica: Replica) -> None:
+        """A remote server does not answer: end the requests that no other replica can serve."""
         self.replica_failed(replica)
 
     def members_changed(self) -> None:
+        """Replicas were added or removed: check again which waiting requests can be served."""
         self.fleet.notify()
         self._note_settled()
         if not self.availability.is_stopped:
@@ -629,6 +638,7 @@ class Pool:
 
     @property
     def replicas(self) -> list[Replica]:
+        """The replicas of the model, those being removed included."""
         return [member.replica for member in self.fleet.members]
 
     @property
@@ -638,6 +648,7 @@ class Pool:
 
     @property
     def status(self) -> ModelStatus:
+        """The status of the model and of its replicas."""
         return self.availability.status(len(self._retries.backing_off))
 
 

@@ -55,6 +55,7 @@ class Retries:
         self.abandoned: set[str] = set()  # ids of requests that a replica still computes, without need
 
     def configure(self, config: RetryConfig) -> None:
+        """Use other settings from now on. Another budget begins without history."""
         old, self._config = self._config, config
         if old.budget != config.budget:
             self.budget = RetryBudget(config.budget)
@@ -105,6 +106,7 @@ class Retries:
         return timer is not None
 
     def cancel_backoffs(self) -> None:
+        """End all backoffs without retries."""
         for timer in self.backing_off.values():
             timer.cancel()
         self.backing_off.clear()

@@ -127,6 +127,7 @@ class Router:
             await self._ready_replica(requests[0].model).check(requests)
 
     async def detokenize(self, model: str, token_ids: list[int]) -> str:
+        """The text of token ids. Raises as ``tokenize``."""
         return await self._ready_replica(model).detokenize(token_ids)
 
     def _pool(self, model: str) -> Pool:
@@ -158,6 +159,7 @@ class Router:
     # -- state ------------------------------------------------------------------------------
 
     def models(self) -> list[ModelStatus]:
+        """The status of every model, in the order of the configuration."""
         return [pool.status for pool in self._pools.values()]
 
     def model(self, name: str) -> ModelStatus | None:
@@ -170,6 +172,7 @@ class Router:
         return {name: pool.load_failure for name, pool in self._pools.items() if pool.load_failure is not None}
 
     def replicas(self, model: str) -> Sequence[Replica]:
+        """The replicas of a model. Raises ModelNotFound."""
         return self._pool(model).replicas
 
     @property

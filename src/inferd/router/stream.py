@@ -214,8 +214,8 @@ class Stream:
     def _take(self) -> Item | None:
         """The next waiting item; None: there is none.
 
-        A stream may have both kinds of items, where the request was retried at a replica of the other kind: relayed
-        items after a worker's prompt report, or relayed items that an output ends.
+        A stream has both kinds of items where the request was retried at a replica of the other kind. Then relayed
+        items may follow a worker's prompt report, or an output may end relayed items.
         """
         if self._relayed and not (self._is_output_first and self._pending is not None):
             item = self._relayed[0] if len(self._relayed) == 1 else _joined(self._relayed)
@@ -289,6 +289,7 @@ class Progress:
         self._num_tokens = 0
 
     def note(self, output: Output, now: float) -> None:
+        """Count an output that arrived at ``now``."""
         if output.prediction is not None:
             self.has_output = True
         if output.prompt is not None:
@@ -329,6 +330,7 @@ class _Merged:
         self.add(second)
 
     def add(self, output: Output) -> None:
+        """Append an output."""
         if output.prompt is not None:
             self._prompt = output.prompt
         if output.end is not None:
@@ -340,6 +342,7 @@ class _Merged:
             choice.add(delta)
 
     def output(self) -> Output:
+        """The merged output."""
         deltas = tuple(choice.delta(index) for index, choice in self._choices.items())
         return Output(self._request_id, deltas, self._prompt, self._end)
 
@@ -355,6 +358,7 @@ class _Choice:
         self.stop_reason: int | str | None = None
 
     def add(self, delta: Delta) -> None:
+        """Append a delta of the same choice."""
         if delta.text:
             self.texts.append(delta.text)
         self.token_ids.extend(delta.token_ids)
@@ -366,5 +370,6 @@ class _Choice:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
     def delta(self, index: int) -> Delta:
+        """The merged delta of the choice with this index."""
         logprobs = tuple(self.logprobs) if self.logprobs is not None else None
         return Delta(index, "".join(self.texts), tuple(self.token_ids), logprobs, self.finish_reason, self.stop_reason)

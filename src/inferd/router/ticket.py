@@ -14,10 +14,18 @@ class Runner(Protocol):
     """The part of a replica that a ticket in flight needs."""
 
     @property
-    def index(self) -> int: ...
-    def cancel(self, request_id: str) -> None: ...
-    def pause(self, request_id: str) -> None: ...
-    def resume(self, request_id: str) -> None: ...
+    def index(self) -> int:
+        """The number among the pool's replicas."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request in flight."""
+
+    def pause(self, request_id: str) -> None:
+        """Stop reading a request's answer from its source, because the reader is slow."""
+
+    def resume(self, request_id: str) -> None:
+        """Continue after ``pause``."""
 
 
 class Ticket:
@@ -79,6 +87,7 @@ class Ticket:
 
     @property
     def deadline_at(self) -> float:
+        """The time of the deadline; infinite without one."""
         deadline_s = self.request.deadline_s
         return math.inf if deadline_s is None else self.request.arrived_at + deadline_s
 

@@ -165,6 +165,7 @@ class DirectExchange(ABC):
         principal: Principal,
         now: float,
     ) -> None:
+        """Set the attributes of a request that arrives at ``now``, in place of a constructor."""
         self.head_cache = head_cache
         self.client = client
         self.cached_head = cached_head

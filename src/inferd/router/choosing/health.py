@@ -62,6 +62,7 @@ class Health:
             self._outliers[member.kind].note_at_least(member.index, seconds, now)
 
     def failed(self, member: Member, begun_at: float | None, now: float, reason: str) -> None:
+        """Note that a replica failed a request that was dispatched at ``begun_at``; None: not known."""
         if member.breaker is not None:
             member.breaker.failure(now, begun_at)
             self._note_breaker(member, reason)
@@ -113,6 +114,7 @@ class Health:
         self._outliers[member.kind].forget(member.index)
 
     def halt(self) -> None:
+        """Stop the timers."""
         self._is_stopped = True
         if self._return_timer is not None:
             self._return_timer.cancel()

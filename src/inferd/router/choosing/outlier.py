@@ -106,6 +106,7 @@ class _History:
         self.ejected_until = -math.inf
 
     def add(self, seconds: float, now: float) -> None:
+        """Add a latency in seconds."""
         self._decay(now)
         self._count += 1
         self._sum += math.log(max(seconds, 1e-6))
@@ -116,9 +117,11 @@ class _History:
         return math.exp(self._sum / self._count) if self._count >= MIN_SAMPLES else None
 
     def is_ejected(self, now: float) -> bool:
+        """Whether the replica is ejected now."""
         return now < self.ejected_until
 
     def eject(self, eject_s: float, now: float) -> None:
+        """Eject the replica, for longer if the last ejection was recent."""
         is_again = self._term_s > 0 and now - self.ejected_until < 2 * self._term_s
         self._num_ejections = self._num_ejections + 1 if is_again else 0
         self._term_s = eject_s * 2 ** min(self._num_ejections, _MAX_DOUBLINGS)

@@ -31,9 +31,15 @@ class Candidate(Protocol):
     """The properties of a replica that the policy uses."""
 
     @property
-    def index(self) -> int: ...
+    def index(self) -> int:
+        """The number of the replica, by which sessions and prefixes remember it."""
+        ...
+
     @property
-    def can_take(self) -> bool: ...
+    def can_take(self) -> bool:
+        """Whether the replica has room for one more request."""
+        ...
+
     @property
     def outstanding(self) -> int:
         """Sequences dispatched to the replica and not finished."""
@@ -45,9 +51,14 @@ class Candidate(Protocol):
         ...
 
     @property
-    def region(self) -> str: ...
+    def region(self) -> str:
+        """The region of the replica; empty: none."""
+        ...
+
     @property
-    def is_fallback(self) -> bool: ...
+    def is_fallback(self) -> bool:
+        """Whether the replica is used only while no other one can take a request."""
+        ...
 
 
 C = TypeVar("C", bound=Candidate)

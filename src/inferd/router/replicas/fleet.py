@@ -85,10 +85,12 @@ class Fleet:
 
     @property
     def members(self) -> Iterable[Member]:
+        """The records of all replicas, those being removed included."""
         return self._members.values()
 
     @property
     def num_members(self) -> int:
+        """The number of all replicas."""
         return len(self._members)
 
     @property
@@ -98,6 +100,7 @@ class Fleet:
 
     @property
     def remotes(self) -> list[Member]:
+        """The remote replicas, without those being removed."""
         return [m for m in self._members.values() if m.kind == "remote" and not m.is_leaving]
 
     def member_of(self, replica: Runner) -> Member | None:
@@ -127,6 +130,7 @@ class Fleet:
 
     @property
     def residency(self) -> Residency:
+        """Whether the workers are in memory."""
         if self._is_unloading:
             return "unloading"
         workers = self.locals
@@ -136,6 +140,7 @@ class Fleet:
 
     @property
     def rss_bytes(self) -> int:
+        """Resident memory of all workers in bytes, by their last reports."""
         return sum(member.rss_bytes for member in self._members.values())
 
     @property
@@ -194,6 +199,7 @@ class Fleet:
         self.notify()
 
     async def stop(self) -> None:
+        """Stop all replicas."""
         self.halt()
         await asyncio.gather(*(_stop(member.replica) for member in self._members.values()))
 

@@ -34,7 +34,9 @@ class Estimate(Protocol):
     """The planned memory of one replica."""
 
     @property
-    def total_bytes(self) -> int: ...
+    def total_bytes(self) -> int:
+        """The memory of one replica in bytes."""
+        ...
 
 
 Plan = Callable[..., Estimate | None]
@@ -43,6 +45,7 @@ ModelLoadError."""
 
 
 def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> Estimate | None:
+    """The planned memory of one replica (``planning.memory.plan_model``). Raises ModelLoadError."""
     from inferd.planning.memory import plan_model  # most servers load everything at the start
 
     return plan_model(name, config, free_bytes=free_bytes)
@@ -66,6 +69,7 @@ class Loading:
         self._is_room_awaited = False
 
     def configure(self, budget_bytes: int | None) -> None:
+        """Set another limit of memory, and check again whether waiting loads fit."""
         self._budget_bytes = budget_bytes
         self._freed.set()
 
@@ -254,6 +258,7 @@ class Loading:
         return available_bytes() + sum(pool.fleet.rss_bytes for pool in self._pools())
 
     async def stop(self) -> None:
+        """Cancel loads, unloads and timers."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -58,10 +58,12 @@ class Member:
 
     @property
     def can_take(self) -> bool:
+        """Whether the replica has room for one more request and is not being removed."""
         return not self.is_leaving and self.replica.can_take
 
     @property
     def outstanding(self) -> int:
+        """Sequences dispatched to the replica and not finished."""
         return self.replica.outstanding
 
     @property
@@ -95,6 +97,7 @@ class Member:
         return "free" if replica.can_take else "busy"
 
     def status(self) -> ReplicaStatus:
+        """The status of the replica, for operators."""
         replica = self.replica
         return ReplicaStatus(
             index=self.index,

@@ -57,34 +57,55 @@ class Replica(Protocol):
         ...
 
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> Kind:
+        """``local`` for a worker, ``remote`` for a remote server."""
+        ...
+
     @property
     def name(self) -> str:
         """The name for operators: a host, or the model and the worker's number."""
         ...
 
     @property
-    def info(self) -> ModelInfo | None: ...
+    def info(self) -> ModelInfo | None:
+        """The model as its worker described it; None before that, and for remote servers."""
+        ...
+
     @property
     def failure(self) -> Failure | None:
         """Why the replica can never become ready; None: it is ready, or may become so."""
         ...
 
     @property
-    def state(self) -> ReplicaState: ...
+    def state(self) -> ReplicaState:
+        """The state of the worker or of the remote server."""
+        ...
+
     @property
     def reason(self) -> str:
         """The reason of the state, for the operator; may be empty."""
         ...
 
     @property
-    def is_ready(self) -> bool: ...
+    def is_ready(self) -> bool:
+        """Whether the replica can compute requests now."""
+        ...
+
     @property
-    def was_ready(self) -> bool: ...
+    def was_ready(self) -> bool:
+        """Whether the replica has ever been ready."""
+        ...
+
     @property
-    def weight(self) -> float: ...
+    def weight(self) -> float:
+        """The share of requests relative to other replicas; above 0."""
+        ...
+
     @property
-    def region(self) -> str: ...
+    def region(self) -> str:
+        """The region of the replica; empty: none."""
+        ...
+
     @property
     def is_fallback(self) -> bool:
         """Whether the replica is used only while no other one can take a request."""
@@ -96,7 +117,10 @@ class Replica(Protocol):
         ...
 
     @property
-    def num_in_flight(self) -> int: ...
+    def num_in_flight(self) -> int:
+        """Requests in flight."""
+        ...
+
     @property
     def can_take(self) -> bool:
         """Whether the replica is ready and has room for one more request of some class."""
@@ -110,7 +134,9 @@ class Replica(Protocol):
         """Whether a replica that ``can_take`` has room for this request, by its class."""
         ...
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Start the replica; does not wait until it is ready."""
+
     def probe(self) -> None:
         """Check whether the server still answers, after repeated failures. Idempotent."""
 
@@ -126,8 +152,13 @@ class Replica(Protocol):
     def pause(self, request_id: str) -> None:
         """Stop reading a request's answer from its source, where possible, because the reader is slow."""
 
-    def resume(self, request_id: str) -> None: ...
-    def ticket(self, request_id: str) -> Ticket | None: ...
+    def resume(self, request_id: str) -> None:
+        """Continue after ``pause``."""
+
+    def ticket(self, request_id: str) -> Ticket | None:
+        """The ticket in flight with this id; None: there is none."""
+        ...
+
     def release(self, ticket: Ticket) -> None:
         """Remove a ticket whose request is no longer in flight here."""
 
@@ -146,14 +177,24 @@ class ReplicaOwner(Protocol):
     releases it when it gets the end. The replica has released the tickets of ``replica_lost``.
     """
 
-    def replica_ready(self, replica: Replica) -> None: ...
-    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None: ...
-    def replica_failed(self, replica: Replica) -> None: ...
+    def replica_ready(self, replica: Replica) -> None:
+        """The replica became ready, for the first time or again."""
+
+    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None:
+        """The worker died. ``tickets`` were in flight and have been released."""
+
+    def replica_failed(self, replica: Replica) -> None:
+        """The replica can never become ready."""
+
     def replica_unreachable(self, replica: Replica) -> None:
         """The server does not answer and is probed repeatedly. Requests in flight get their own ends."""
 
-    def replica_outputs(self, replica: Replica, outputs: list[Output], stats: StepStats | None) -> None: ...
-    def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None: ...
+    def replica_outputs(self, replica: Replica, outputs: list[Output], stats: StepStats | None) -> None:
+        """Outputs of a worker arrived, with the statistics of the engine's step if there was one."""
+
+    def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None:
+        """A piece of a relayed answer arrived; the last one has ``end``."""
+
     def replica_refused(
         self, replica: Replica, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool
     ) -> None:
@@ -163,7 +204,8 @@ class ReplicaOwner(Protocol):
     def replica_broke(self, replica: Replica, ticket: Ticket, error: InferdError) -> None:
         """An exception was raised while an output was processed: end the request, if it has not ended."""
 
-    def replica_has_room(self) -> None: ...
+    def replica_has_room(self) -> None:
+        """The replica can take requests again."""
 
 
 class DirectPrediction(Protocol):
@@ -411,12 +453,17 @@ class LocalReplica:
     async def tokenize(
         self, prompt: Chat | TextPrompt, want_strings: bool, tenant: str
     ) -> tuple[list[int], list[str] | None]:
+        """Token ids of a prompt, and each token's string if wanted.
+
+        Raises Unavailable, Overloaded, and the worker's error.
+        """
         answer = await self._call(lambda call_id: Tokenize(call_id, prompt, want_strings, tenant))
         if not isinstance(answer, Tokenized) or answer.token_ids is None:
             raise InternalError("The worker answered a tokenize call without tokens.")
         return answer.token_ids, answer.strings
 
     async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of token ids. Raises as ``tokenize``."""
         answer = await self._call(lambda call_id: Detokenize(call_id, token_ids))
         if not isinstance(answer, Detokenized) or answer.text is None:
             raise InternalError("The worker answered a detokenize call without text.")

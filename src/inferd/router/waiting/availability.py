@@ -184,6 +184,7 @@ class Availability:
         return self._fleet.failure if self.load_error is None else self.load_error.to_failure()
 
     def status(self, num_backing_off: int) -> ModelStatus:
+        """The status of the model. ``num_backing_off``: the number of requests in backoff before a retry."""
         members = list(self._fleet.members)
         ready = sum(member.replica.is_ready and not member.is_leaving for member in members)
         num_remote = len(self.config.upstreams)

@@ -1,10 +1,10 @@
 """One priority class of a queue, whose tenants share it by weight. Pure.
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996) over estimated tokens, corrected by the tokens that a request really
-cost (as the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", 2024). Each tenant has
-a start tag: the tokens that it was given, divided by its weight. The tenant with the least start tag is next, and its
-tag grows by tokens / weight. A tenant without waiting requests begins again at the least tag of the others, so that it
-earns no credit by silence. A tag above that is kept, as a debt.
+Start-time fair queueing (Goyal, Vin, Cheng 1996) over estimated tokens. The estimates are corrected by the tokens that
+a request really cost, as in the virtual token counter of Sheng et al. ("Fairness in Serving Large Language Models",
+2024). Each tenant has a start tag: the tokens that it was given, divided by its weight. The tenant with the least start
+tag is next, and its tag grows by tokens / weight. A tenant without waiting requests begins again at the least tag of
+the others, so that it earns no credit by silence. A tag above that is kept, as a debt.
 
 The law (tests/router/waiting/test_fair_share.py) holds over any time in which the tenants f and g both have waiting
 requests that could be taken. W is the sum of the estimated tokens taken from a tenant, l its largest request, w its
@@ -65,11 +65,13 @@ class Flow:
         self.stamp = 0  # of its valid entry in the heap of the class; 0: it has none
 
     def head(self) -> QueueEntry:
+        """The oldest waiting request; there must be one."""
         while not self.entries[0].is_live:
             self.entries.popleft()
         return self.entries[0]
 
     def first(self, accepts: Accepts | None) -> QueueEntry | None:
+        """The oldest request that ``accepts`` allows, among ``LOOK_AHEAD``; None: there is none."""
         head = self.head()
         if accepts is None or accepts(head.ticket):
             return head
@@ -121,6 +123,7 @@ class FairShare:
         self._suspects: list[QueueEntry] = []
 
     def push(self, ticket: Ticket) -> QueueEntry:
+        """Add a ticket; a new one of its tenant, or a returned one."""
         self.num_live += 1
         if ticket.is_charged:
             entry = QueueEntry(ticket)

@@ -61,10 +61,12 @@ class RequestQueue:
 
     @property
     def num_tokens(self) -> int:
+        """The estimated tokens of all waiting requests."""
         return self._total.tokens
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of all waiting requests."""
         return self._total.bytes
 
     @property

@@ -3,7 +3,7 @@
 A queue that is bounded by its length alone prolongs an overload after the load has gone. Each request reaches a
 replica shortly before its client gives up, the replica's work is wasted, and the client retries. A bound in time ends
 this, if it is below the time that clients wait. The bound is ``max_wait_s``, or ``GENERATIONS`` times the average time
-of an answer where that is more: clients of a model whose answers take a minute wait for longer than ten seconds.
+of an answer where that is more. Clients of a model whose answers take a minute wait for longer than ten seconds.
 
 The time that clients wait is mostly unknown, so the bound adapts like TCP's congestion window. Evidence is a request
 that is given up in a replica, without any output and after a wait that was longer than its computation. ``EVIDENCE``
@@ -49,6 +49,7 @@ class WaitBound:
         self._lowered_to_s = math.inf
 
     def configure(self, max_wait_s: float) -> None:
+        """Set another configured bound, in seconds."""
         self._max_wait_s = max_wait_s
 
     def answered(self, seconds: float) -> None:
