@@ -1,0 +1,116 @@
+"""The page on a request's life names the files in the order in which a real request runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import httpx
+from tests.worker.watching import children, is_running, until_now
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGE: Final = ROOT / "docs" / "request-life.md"
+_ROW: Final = re.compile(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", re.MULTILINE)
+
+# Writes the first call of each function of inferd while the file's one byte is not zero. It is mapped, so that looking
+# costs little, and so that the worker, which has its own environment, sees it as well.
+_TRACER: Final = """
+import mmap, os, sys, threading, time
+with open({flag!r}, "r+b") as file:
+    is_on = mmap.mmap(file.fileno(), 1)
+out = os.open({out!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+seen = set()
+def trace(frame, event, argument):
+    if event == "call" and is_on[0]:
+        code = frame.f_code
+        if code not in seen:
+            seen.add(code)
+            if {package!r} in code.co_filename:
+                os.write(out, f"{{time.monotonic_ns()}} {{code.co_filename}} {{code.co_name}}\\n".encode())
+threading.setprofile(trace)
+sys.setprofile(trace)
+"""
+
+
+class Call(NamedTuple):
+    """The first call of a function: nanoseconds of a clock that all processes share, file within inferd, name."""
+
+    at: int
+    file: str
+    function: str
+
+
+def traced_calls(folder: Path) -> list[Call]:
+    """The first calls that one streamed chat causes in the gateway and the worker, in their order."""
+    flag, out = folder / "flag", folder / "calls"
+    flag.write_bytes(b"\0")
+    package = "/inferd/"
+    (folder / "sitecustomize.py").write_text(_TRACER.format(flag=str(flag), out=str(out), package=package), "utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inferd", "serve", "demo", "--port", "0", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), *sys.path)), "XDG_DATA_HOME": str(folder)},
+    )
+    assert process.stdout is not None
+    workers: list[int] = []
+    try:
+        ready = next((line for line in process.stdout if "is ready at" in line), "")
+        assert ready, "the server did not become ready"
+        workers = children(process.pid)
+        (url,) = re.findall(r"http://\S+", ready)
+        stream_chat(url)  # what is done once for a process is no part of a request's life
+        switch(flag, b"\1")
+        stream_chat(url)
+        until_now(lambda: b" http_line\n" in out.read_bytes(), "the request's line is written")
+        switch(flag, b"\0")
+        time.sleep(0.1)  # for a call that is just being written
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        until_now(lambda: not any(is_running(pid) for pid in workers), "the workers are gone", 10)
+    calls = []
+    for line in out.read_text("utf-8").splitlines():
+        at, rest = line.split(" ", 1)
+        path, function = rest.rsplit(" ", 1)
+        calls.append(Call(int(at), path.rpartition(package)[2], function))
+    return sorted(calls)
+
+
+def switch(flag: Path, value: bytes) -> None:
+    with flag.open("r+b") as file:  # not truncated, for it is mapped
+        file.write(value)
+
+
+def stream_chat(url: str) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    # Long enough that the first piece is sent before the last one is computed, on a busy machine too.
+    body = {"model": "demo", "messages": messages, "stream": True, "max_tokens": 300, "ignore_eos": True}
+    with httpx.stream("POST", url + "/v1/chat/completions", json=body, timeout=60) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert answer.status_code == 200
+    assert lines[-1] == "data: [DONE]"
+
+
+def test_the_page_names_the_files_in_the_order_in_which_a_request_runs_them(tmp_path: Path) -> None:
+    calls = traced_calls(tmp_path)
+    first: dict[tuple[str, str], int] = {}
+    for call in calls:
+        first.setdefault((call.file, call.function), call.at)
+    rows = _ROW.findall(PAGE.read_text("utf-8"))
+    assert len(rows) > 20
+    assert [row for row in rows if row not in first] == [], "the request does not run these"
+    assert rows == sorted(rows, key=lambda row: first[row])
+
+    said = re.search(r"These are (\d+) files. In all, at most (\d+) modules", PAGE.read_text("utf-8"))
+    assert said is not None
+    assert len({file for file, _ in rows}) == int(said[1])
+    files = {call.file for call in calls}
+    assert len(files) <= int(said[2]), sorted(files)
