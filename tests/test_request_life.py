@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 import httpx
 from tests.worker.watching import children, is_running, until_now
@@ -52,13 +52,9 @@ def traced_calls(folder: Path) -> list[Call]:
     flag.write_bytes(b"\0")
     package = "/inferd/"
     (folder / "sitecustomize.py").write_text(_TRACER.format(flag=str(flag), out=str(out), package=package), "utf-8")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "inferd", "serve", "demo", "--port", "0", "--threads", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), *sys.path)), "XDG_DATA_HOME": str(folder)},
-    )
+    log = folder / "log"
+    with log.open("wb") as stderr:
+        process = start(folder, stderr)
     assert process.stdout is not None
     workers: list[int] = []
     try:
@@ -67,6 +63,7 @@ def traced_calls(folder: Path) -> list[Call]:
         workers = children(process.pid)
         (url,) = re.findall(r"http://\S+", ready)
         stream_chat(url)  # what is done once for a process is no part of a request's life
+        until_now(lambda: b"/v1/chat/completions" in log.read_bytes(), "that request is over")
         switch(flag, b"\1")
         stream_chat(url)
         until_now(lambda: b" http_line\n" in out.read_bytes(), "the request's line is written")
@@ -82,6 +79,16 @@ def traced_calls(folder: Path) -> list[Call]:
         path, function = rest.rsplit(" ", 1)
         calls.append(Call(int(at), path.rpartition(package)[2], function))
     return sorted(calls)
+
+
+def start(folder: Path, stderr: IO[bytes]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "inferd", "serve", "demo", "--port", "0", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), *sys.path)), "XDG_DATA_HOME": str(folder)},
+    )
 
 
 def switch(flag: Path, value: bytes) -> None:
