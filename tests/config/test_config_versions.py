@@ -36,7 +36,7 @@ def test_the_newest_version_has_the_model_s_name(folder: Path) -> None:
     assert served(load(folder)) == {"digits": ("10", "10")}
 
 
-def test_the_latest_are_the_highest_numbers_not_the_last_words(folder: Path) -> None:
+def test_the_latest_are_the_highest_numbers_not_the_last_by_alphabet(folder: Path) -> None:
     config = load(folder, versions={"policy": "latest", "count": 2})
     assert served(config) == {"digits@2": ("2", "2"), "digits": ("10", "10")}
     assert versions_of(config.models, "digits") == {"2": "digits@2", "10": "digits"}

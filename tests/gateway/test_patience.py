@@ -55,7 +55,7 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
         yield started
 
 
-def last_words(server: Running) -> None:
+def deliver_whole_answer(server: Running) -> None:
     stream = server.router.streams[-1]
     end = End("done", Usage(1, 1))
     server.put(stream, Output(stream.request.id, (Delta(0, "here", (1,), None, "stop"),), PromptReport(1), end))
@@ -67,14 +67,14 @@ def test_a_stream_for_a_model_that_loads_is_kept_alive_by_comments(loading: Runn
         begun = read_until(connection, b": the model is loading\n\n")
         assert begun.startswith(b"HTTP/1.1 200")
         read_until(connection, b": the model is loading\n\n")
-        last_words(loading)
+        deliver_whole_answer(loading)
         assert b'"content":"here"' in read_until(connection, b"data: [DONE]\n\n")
 
 
 def test_openais_client_reads_past_the_comments(loading: Running) -> None:
     client = openai.OpenAI(base_url=loading.url + "/v1", api_key="x", max_retries=0)
     with client.completions.create(model="tiny", prompt="x", stream=True) as chunks:
-        last_words(loading)
+        deliver_whole_answer(loading)
         assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "here"
     client.close()
 
@@ -112,7 +112,7 @@ def test_a_model_that_is_ready_sends_no_comments(loading: Running) -> None:
         with pytest.raises(TimeoutError):
             connection.recv(1)
         connection.settimeout(10)
-        last_words(loading)
+        deliver_whole_answer(loading)
         assert b"loading" not in read_until(connection, b"data: [DONE]\n\n")
 
 

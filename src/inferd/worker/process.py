@@ -20,7 +20,7 @@ from inferd.worker.messages import FromWorker, ToWorker
 # -P: a worker started in a model's folder must not import what lies there.
 WORKER_COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "inferd.worker")
 LAST_BREATH_S = 0.2  # between the end of a process's channel and its own
-LAST_WORDS_S = 1.0  # for reading what a process wrote before it ended
+READ_AFTER_EXIT_S = 1.0  # for reading what a process wrote before it ended
 STDERR = 2
 
 
@@ -101,7 +101,7 @@ class WorkerProcess:
         self.kill()  # of no use without a channel
         await exited
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closed.wait(), LAST_WORDS_S)
+            await asyncio.wait_for(self._closed.wait(), READ_AFTER_EXIT_S)
         self._channel.close()
         await closed
         self.gone.set_result(self._process.wait())

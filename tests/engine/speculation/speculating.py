@@ -98,22 +98,22 @@ class Prophet(DraftModel):
         return 1
 
     def guess(self, guesses: list[Guess], rule: Rule) -> int:
-        outlook, passes = rule.outlook, 0
+        forecast, passes = rule.forecast, 0
         for guess in guesses:
             chance = 1.0
             while len(guess.tokens) < guess.most:
                 passes = max(passes, len(guess.tokens) + 1)
-                outlook.seconds += rule.pass_s / len(guesses)
+                forecast.seconds += rule.pass_s / len(guesses)
                 rest = self._answer_of(guess.sequence)[guess.sequence.num_outputs + len(guess.tokens) :]
                 token = rest[0] if rest else 5
                 is_error = self._random.random() < self._error_rate
                 guess.surenesses.append(self._sureness())
                 chance *= rule.chance(guess.surenesses[-1])
-                if chance < outlook.bar(outlook.row_s):
+                if chance < forecast.min_chance(forecast.row_s):
                     break
-                outlook.add(chance)
+                forecast.add(chance)
                 guess.tokens.append((token + 1) % 200 if is_error else token)
-                if chance * rule.next_chance < outlook.bar(outlook.row_s + rule.pass_s / len(guesses)):
+                if chance * rule.next_chance < forecast.min_chance(forecast.row_s + rule.pass_s / len(guesses)):
                     break
         return passes
 

@@ -14,12 +14,12 @@ from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.draft_model import DraftModel
 from inferd.engine.speculation.draft_passes import Guess, Rule
-from inferd.engine.speculation.gain import Outlook
+from inferd.engine.speculation.gain import StepForecast
 from inferd.native.kv_cache import KVCache
 from inferd.types import SamplingParams
 
 BLOCK = 4
-FREE = Rule((), (1.0,), 1.0, Outlook(1, 1.0, 0.0), 0.0)
+FREE = Rule((), (1.0,), 1.0, StepForecast(1, 1.0, 0.0), 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.draft_model import DraftModel
 from inferd.engine.speculation.draft_passes import Guess, Rule
-from inferd.engine.speculation.gain import Outlook
+from inferd.engine.speculation.gain import StepForecast
 from inferd.native import compiled
 from inferd.native.kv_cache import KVCache
 from inferd.types import SamplingParams
@@ -32,10 +32,10 @@ RULES = st.builds(
         *[st.floats(0.25, 1.0, width=32)] * 4
     ),  # as the kernels hold them: a chance may stand right at the bar
     next_chance=st.floats(0.2, 1.0),
-    outlook=st.builds(Outlook, st.integers(1, 8), st.floats(0.001, 0.01), st.floats(0.0, 0.001)),
+    forecast=st.builds(StepForecast, st.integers(1, 8), st.floats(0.001, 0.01), st.floats(0.0, 0.001)),
     pass_s=st.floats(0.0, 0.001),
 )
-FREE = Rule((), (1.0,), 1.0, Outlook(1, 1.0, 0.0), 0.0)
+FREE = Rule((), (1.0,), 1.0, StepForecast(1, 1.0, 0.0), 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.scheduler import Scheduler, Slice
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.draft_passes import Guess, Rule
-from inferd.engine.speculation.gain import Chances, Costs, Outlook
+from inferd.engine.speculation.gain import Chances, Costs, StepForecast
 from inferd.engine.speculation.prompt_lookup import RESUMED, Found
 from inferd.engine.speculation.speculation import Speculation
 from inferd.types import SamplingParams
@@ -292,16 +292,16 @@ def test_what_is_gained_is_found_again_when_the_machine_changes() -> None:
 def test_no_token_that_is_taken_makes_the_step_slower_per_token(
     num_decodes: int, plain_s: float, row_share: float, chances: list[float]
 ) -> None:
-    outlook = Outlook(num_decodes, plain_s, row_share * plain_s / num_decodes)
+    forecast = StepForecast(num_decodes, plain_s, row_share * plain_s / num_decodes)
     chance = 1.0
     for each in chances:
         chance *= each
-        before = outlook.tokens / outlook.seconds
-        is_taken = chance >= outlook.bar(outlook.row_s)
+        before = forecast.tokens / forecast.seconds
+        is_taken = chance >= forecast.min_chance(forecast.row_s)
         if is_taken:
-            outlook.add(chance)
-            assert outlook.tokens / outlook.seconds >= before * (1 - 1e-9)
-            assert chance > outlook.row_s * num_decodes / plain_s, "worth more than what plain steps give meanwhile"
+            forecast.add(chance)
+            assert forecast.tokens / forecast.seconds >= before * (1 - 1e-9)
+            assert chance > forecast.row_s * num_decodes / plain_s, "worth more than what plain steps give meanwhile"
 
 
 def test_what_gains_nothing_for_few_is_not_tried_for_more_meanwhile() -> None:

@@ -21,7 +21,7 @@ from inferd.engine.model.llama import LlamaDecoder
 from inferd.engine.runner import Runner
 from inferd.engine.scheduling.scheduler import Slice, Step
 from inferd.engine.scheduling.sequence import Sequence
-from inferd.engine.speculation.gain import Outlook
+from inferd.engine.speculation.gain import StepForecast
 from inferd.native.attention import FlatBatch
 from inferd.native.compiled import CODES, kernels
 
@@ -33,7 +33,7 @@ class Rule:
     bounds: tuple[float, ...]  # of surenesses: ``chances[i]`` is that from ``bounds[i - 1]`` to below ``bounds[i]``
     chances: tuple[float, ...]
     next_chance: float  # of a token, given only that the tokens before it are right
-    outlook: Outlook  # of the step, without these guesses
+    forecast: StepForecast  # of the step, without these guesses
     pass_s: float
 
     def chance(self, sureness: float) -> float:
@@ -84,12 +84,12 @@ def run_natively(drafter: kernels.Drafter, guesses: list[Guess], views: Seq[Sequ
         rule.bounds,
         rule.chances,
         rule.next_chance,
-        rule.outlook.tokens,
-        rule.outlook.seconds,
-        rule.outlook.row_s,
+        rule.forecast.tokens,
+        rule.forecast.seconds,
+        rule.forecast.row_s,
         rule.pass_s,
-        rule.outlook.least,
-        rule.outlook.least_per_s,
+        rule.forecast.least,
+        rule.forecast.least_per_s,
         torch.get_num_threads(),
     )
     for guess, found, sure in zip(guesses, tokens, surenesses, strict=True):
@@ -102,25 +102,25 @@ def run_stepwise(runner: Runner, vocab_size: int, guesses: list[Guess], views: S
     step = Step([Slice(view, view.num_computed, len(view.tokens) - view.num_computed) for view in views])
     logits = runner.logits(runner.run(step), _last_rows(step))
     going = list(zip(guesses, views, [1.0] * len(guesses), strict=True))
-    outlook = copy(rule.outlook)
+    forecast = copy(rule.forecast)
     passes = 0
     under_way: _Pass | None = None
     while True:
         passes += 1
-        outlook.seconds += rule.pass_s
+        forecast.seconds += rule.pass_s
         alive, expected = [], 0.0
         for (guess, view, before), (token, sureness) in zip(going, _likeliest(logits, vocab_size), strict=True):
             guess.surenesses.append(sureness)
             chance = before * rule.chance(sureness)
-            if chance < outlook.bar(outlook.row_s):
+            if chance < forecast.min_chance(forecast.row_s):
                 continue
-            outlook.add(chance)
+            forecast.add(chance)
             guess.tokens.append(token)
             if len(guess.tokens) < guess.most:
                 alive.append((guess, view, chance))
                 expected += chance
         share = 1.0 / max(len(alive), 1)
-        if not alive or rule.next_chance * expected * share < outlook.bar(outlook.row_s + rule.pass_s * share):
+        if not alive or rule.next_chance * expected * share < forecast.min_chance(forecast.row_s + rule.pass_s * share):
             return passes
         if under_way is not None and len(alive) == len(going):
             under_way.move()

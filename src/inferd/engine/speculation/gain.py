@@ -194,7 +194,7 @@ class Costs:
                 larger.pause(cost.off_for)
 
 
-class Outlook:
+class StepForecast:
     """The expected tokens and seconds of a step, guesses included.
 
     One more token is worth its seconds where its chance exceeds the tokens that these seconds would give otherwise. Two
@@ -211,7 +211,7 @@ class Outlook:
         self.least = _LEAST_CHANCE
         self.least_per_s = max(_MARGIN, gain) * num_decodes / self.seconds
 
-    def bar(self, cost_s: float) -> float:
+    def min_chance(self, cost_s: float) -> float:
         """The chance that a token must have to be worth so many seconds."""
         return max(self.least, cost_s * max(self.least_per_s, self.tokens / self.seconds))
 

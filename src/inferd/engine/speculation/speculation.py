@@ -17,7 +17,7 @@ from inferd.engine.scheduling.scheduler import Scheduler, Slice, Step
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.draft_model import DraftModel
 from inferd.engine.speculation.draft_passes import Guess, Rule
-from inferd.engine.speculation.gain import Acceptance, BatchCost, Chances, Costs, Outlook
+from inferd.engine.speculation.gain import Acceptance, BatchCost, Chances, Costs, StepForecast
 from inferd.engine.speculation.native_lookup import finder
 from inferd.engine.speculation.prompt_lookup import KEPT, SHORTEST, Finder, Found
 
@@ -106,16 +106,16 @@ class Speculation:
             return
         self._is_try = True
         began = self._began
-        outlook = Outlook(len(decodes), cost.plain_s(len(decodes)), cost.row_s(len(decodes)), cost.gain)
+        forecast = StepForecast(len(decodes), cost.plain_s(len(decodes)), cost.row_s(len(decodes)), cost.gain)
         rest = []
         for part in decodes:
             most = self._room(part.sequence)
             if most <= 0:
                 continue
-            if not self._look_up(part, most, outlook):
+            if not self._look_up(part, most, forecast):
                 rest.append(part)
         if self.draft is not None and rest:
-            self._guess(rest, outlook)
+            self._guess(rest, forecast)
         self._drafting_s = self.read_clock() - began
 
     def record_outcome(self, part: Slice, num_right: int, was_wrong: bool) -> None:
@@ -163,7 +163,7 @@ class Speculation:
             return 0
         return min(self._most, wanted - 1, self._max_model_len - len(sequence.tokens) - 1)
 
-    def _look_up(self, part: Slice, most: int, outlook: Outlook) -> bool:
+    def _look_up(self, part: Slice, most: int, forecast: StepForecast) -> bool:
         sequence = part.sequence
         text = self._texts.get(sequence)
         if text is None:
@@ -179,9 +179,9 @@ class Speculation:
             if count == 0 and self.draft is not None and acceptance.chance < self._any_guess.chance:
                 break
             chance *= acceptance.chance
-            if chance < outlook.bar(outlook.row_s):
+            if chance < forecast.min_chance(forecast.row_s):
                 break
-            outlook.add(chance)
+            forecast.add(chance)
             before.append(acceptance)
         if before and self._add(part, found.tokens[: len(before)], before, by_model=False):
             return True
@@ -204,7 +204,7 @@ class Speculation:
             at, token, acceptance = untried
             acceptance.record(sequence.tokens[at] == token)
 
-    def _guess(self, parts: list[Slice], outlook: Outlook) -> None:
+    def _guess(self, parts: list[Slice], forecast: StepForecast) -> None:
         assert self.draft is not None
         level: list[Slice] = []
         behind: list[Slice] = []
@@ -213,10 +213,10 @@ class Speculation:
                 continue
             (level if self.draft.gap(part.sequence) <= self._most + 1 else behind).append(part)
         if behind:
-            self._catch_up([part.sequence for part in behind], outlook)
+            self._catch_up([part.sequence for part in behind], forecast)
         chance = self._any_guess.chance
         level = level[: self._rows_left]
-        if not level or not self._pays(chance, len(level), outlook):
+        if not level or not self._pays(chance, len(level), forecast):
             return
         share = self._rows_left // len(level)  # passes whose tokens have no row would be wasted
         guesses = [
@@ -227,7 +227,7 @@ class Speculation:
             self._surenesses.bounds,
             self._surenesses.chances,
             next_chance=chance,
-            outlook=outlook,
+            forecast=forecast,
             pass_s=self._pass_s.get(_size(len(level)), 0.0),
         )
         began = self.read_clock()
@@ -239,10 +239,10 @@ class Speculation:
                 classes = [self._surenesses[sureness] for sureness in guess.surenesses[: len(guess.tokens)]]
                 self._add(part, guess.tokens, classes, by_model=True)
 
-    def _pays(self, chance: float, count: int, outlook: Outlook) -> bool:
+    def _pays(self, chance: float, count: int, forecast: StepForecast) -> bool:
         """Whether a pass of the draft model over so many sequences is expected to be worth its time."""
         pass_s = self._pass_s.get(_size(count))
-        if pass_s is None or chance >= outlook.bar(outlook.row_s + pass_s / count):
+        if pass_s is None or chance >= forecast.min_chance(forecast.row_s + pass_s / count):
             return True
         self._num_found_unworthy += 1
         return self._num_found_unworthy % _EXPLORE_EVERY == 0
@@ -251,14 +251,14 @@ class Speculation:
         size = _size(count)
         self._pass_s[size] = _usual(self._pass_s.get(size), seconds)
 
-    def _catch_up(self, sequences: list[Sequence], outlook: Outlook) -> None:
+    def _catch_up(self, sequences: list[Sequence], forecast: StepForecast) -> None:
         """Let the draft model compute sequences that are behind, where their answers are long enough to repay it."""
         assert self.draft is not None
         each_s = self._prompt_token_s
         count = len(sequences)
-        worth_s = outlook.seconds / outlook.tokens
+        worth_s = forecast.seconds / forecast.tokens
         saved_s = (
-            self._any_guess.chance * worth_s - outlook.row_s - self._pass_s.get(_size(count), 0.0) / count
+            self._any_guess.chance * worth_s - forecast.row_s - self._pass_s.get(_size(count), 0.0) / count
         )  # by a guess
         chosen = []
         for sequence in sequences:

@@ -61,8 +61,8 @@ class PinnedFiles:
         if await asyncio.to_thread(identity_of, self._pinned_config) != self._artifact:
             return self._config
         _log.warning(
-            "%s: its files were replaced and nobody has asked for the new ones (inferd models load %s), so the worker "
-            "is started with those that it served",
+            "%s: its files were replaced, and the new files were not loaded; the worker is started with the earlier "
+            "files (inferd models load %s loads the new ones)",
             self._model,
             self._model,
         )

@@ -398,7 +398,7 @@ class LocalReplica:
                 pending.flush()
             except Exception:
                 # A request boundary: the other predictions of this frame are still written.
-                _log.exception("request %s could not be told that it ended", pending.request.id)
+                _log.exception("the end of request %s could not be delivered", pending.request.id)
         return others
 
     # -- generating -------------------------------------------------------------------------
