@@ -18,6 +18,7 @@ from inferd.cli.check import examine, show
 from inferd.cli.predict.outputs import table_of, text_of
 from inferd.cli.ready import contract_lines, curl_line, engine_line, python_lines, show_ready, spec_text, threads_text
 from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig, StateConfig
+from inferd.errors import ModelLoadError
 from inferd.predict.load import create_backend
 from inferd.registry.source import silent
 from inferd.types import ModelInfo, TensorSpec
@@ -198,6 +199,34 @@ def test_why_requests_are_computed_one_by_one_is_told_when_a_model_is_ready(tmp_
     first = contract_lines("m", create_backend("m", config, silent).info, config)[0]
     assert "one request at a time (its rows depend on each other: CumSum sums from row to row" in first
     assert "batching.max_batch_size declares that they do not" in first
+
+
+@pytest.mark.parametrize("form", ["around a model", "of steps"])
+def test_the_reason_of_a_pipelines_model_is_shown(tmp_path: Path, form: str) -> None:
+    model = {"source": str(cumulative_sum(tmp_path / "m.onnx", "batch"))}
+    rescale = {"op": "rescale", "options": {"scale": 0.5}}
+    settings = (
+        {**model, "preprocess": [rescale]}
+        if form == "around a model"
+        else {
+            "source": "pipeline",
+            "pipeline": {
+                "models": {"m": model},
+                "inputs": {"input": "FP32 [-1, 3]"},
+                "steps": [rescale, {"model": "m", "inputs": {"x": "rescale"}}],
+                "outputs": {"y": "m"},
+            },
+        }
+    )
+    config = msgspec.convert(settings, ModelConfig)
+    found = create_backend("m", config, silent).info
+    first = contract_lines("m", found, config)[0]
+    step = "model" if form == "around a model" else "m"
+    assert f"one request at a time (the step '{step}': its rows depend on each other: CumSum sums from row" in first
+    assert "batching.max_batch_size declares that they do not" in first
+    declared = msgspec.structs.replace(config, batching=BatchingConfig(max_batch_size=8))
+    with pytest.raises(ModelLoadError, match="CumSum|changes with the rows beside it"):
+        create_backend("m", declared, silent)
 
 
 def test_a_tensor_is_told_with_its_labels() -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -71,11 +71,13 @@ def build(
     together = {
         place: part.is_by_rows for place, part in enumerate(parts) if isinstance(part, Operation) and part.is_by_rows(2)
     }
-    contract = _contract(described, models, optional_inputs(wiring, parts))
+    contract = _contract(described, models, optional_inputs(wiring, parts), wiring.names)
     return Pipeline(wiring, functions, models, contract, choosing, together)
 
 
-def _contract(described: Described, models: Mapping[int, StepModel], optional: frozenset[str]) -> Contract:
+def _contract(
+    described: Described, models: Mapping[int, StepModel], optional: frozenset[str], names: Sequence[str]
+) -> Contract:
     contracts = [model.runtime.contract for model in models.values()]
     inputs = tuple(
         msgspec.structs.replace(_tensor_spec(name, spec), is_optional=name in optional)
@@ -90,11 +92,12 @@ def _contract(described: Described, models: Mapping[int, StepModel], optional: f
     max_rows = min(
         (1 if is_one_by_one(model.runtime.contract) else model.max_rows for model in models.values()), default=MAX_ROWS
     )
-    names = {spec.name for spec in inputs}, {spec.name for spec in outputs}
+    is_together = max_rows > 1 and (has_rows or can_meet)
+    takes, gives = {spec.name for spec in inputs}, {spec.name for spec in outputs}
     tasks = ["predict"]
-    if "text" in names[0] and "embedding" in names[1]:
+    if "text" in takes and "embedding" in gives:
         tasks.append("embed")
-    if "text" in names[0] and "probabilities" in names[1]:
+    if "text" in takes and "probabilities" in gives:
         tasks.append("classify")
     return Contract(
         inputs=inputs,
@@ -109,7 +112,14 @@ def _contract(described: Described, models: Mapping[int, StepModel], optional: f
         dtype=contracts[0].dtype if contracts else "float32",
         max_tokens=max((contract.max_tokens for contract in contracts), default=0),
         any_rank=tuple(name for name, spec in described.inputs.items() if spec.shape is None),
+        not_batched="" if is_together else _not_batched(models, names),
     )
+
+
+def _not_batched(models: Mapping[int, StepModel], names: Sequence[str]) -> str:
+    """Why the pipeline's requests are computed one by one: the reason of its first model that has one."""
+    reasons = ((names[place], model.runtime.contract.not_batched) for place, model in sorted(models.items()))
+    return next((f"the step {name!r}: {reason}" for name, reason in reasons if reason), "")
 
 
 def _tensor_spec(name: str, spec: Spec) -> TensorSpec:
