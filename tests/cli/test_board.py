@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 
 from inferd.cli.board import Board
-from inferd.cli.flags import in_flags
 from inferd.config import ModelConfig, RemoteConfig
 from inferd.events import LoadProgress, QueueChanged, ReplicaChanged
 
@@ -104,12 +103,6 @@ def test_a_start_that_never_began_leaves_no_table() -> None:
     with board.shown():
         assert "loading" in drawn(board)
     assert drawn(board).strip() == ""
-
-
-def test_reasons_are_in_the_words_of_the_command_line() -> None:
-    board = Board({"chat": ModelConfig(source="demo")}, in_flags)
-    board.handle(changed(0, "failed", reason="Lower kv_cache.memory_bytes."))
-    assert "chat: Lower --kv-cache-memory." in drawn(board)
 
 
 def test_a_table_of_eighty_columns_cuts_nothing() -> None:

@@ -246,7 +246,7 @@ def test_a_model_is_checked_as_it_would_be_served(tmp_path: Path, capsys: pytest
     (tmp_path / "iris.pkl").write_bytes(b"\x80\x04N.")
     report = examine(str(tmp_path / "iris.pkl"), probe=False)
     assert not report.ok
-    assert "allow_pickle" in report.problems[0]
+    assert "--allow-pickle" in report.problems[0]
 
 
 def test_what_a_flag_allows_is_allowed_for_a_model_and_said_in_a_file_for_others(
@@ -266,7 +266,7 @@ def test_rows_that_may_depend_on_each_other_are_told_with_the_setting_that_claim
     assert main(["check", str(path)]) == 0
     said = capsys.readouterr().out
     assert "one request at a time: its rows depend on each other: CumSum sums from row to row" in said
-    assert "batching.max_batch_size declares that they do not" in said
+    assert "--batching-max-batch-size declares that they do not" in said
     (tmp_path / "inferd.yaml").write_text(f"models: {{m: {{source: {path}, batching: {{max_batch_size: 8}}}}}}")
     assert main(["check", str(tmp_path / "inferd.yaml")]) == 0
     assert "one request at a time" not in capsys.readouterr().out

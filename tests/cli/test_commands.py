@@ -22,6 +22,7 @@ import skops.io
 import yaml
 from click.testing import CliRunner
 from sklearn.ensemble import RandomForestClassifier
+from tests.predict.row_models import cumulative_sum
 
 from inferd.cli.chat import converse
 from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name, in_flags
@@ -147,7 +148,7 @@ def test_with_keys_in_use_the_ready_message_shows_how_to_pass_one(tmp_path: Path
 
 
 def serving(*words: str, **env: str) -> str:
-    """What a server says until it is ready; then it leaves."""
+    """What a server says that leaves as soon as it is ready."""
     with subprocess.Popen(
         [sys.executable, "-m", "inferd", *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
@@ -164,7 +165,7 @@ def serving(*words: str, **env: str) -> str:
         process.terminate()
         rest, _ = process.communicate(timeout=20)
         assert process.returncode == 0, shown + rest
-    return shown
+    return shown + rest
 
 
 def test_a_remote_server_that_does_not_say_its_models_is_served_under_a_name(
@@ -173,7 +174,7 @@ def test_a_remote_server_that_does_not_say_its_models_is_served_under_a_name(
     assert main(["serve", "openai:http://127.0.0.1:9/v1"]) == 2
     said = capsys.readouterr().err
     assert "http://127.0.0.1:9/v1 did not list its models" in said
-    assert "Name the model with --name" in said
+    assert "Name the model: inferd serve openai:" in said
 
 
 @contextmanager
@@ -484,6 +485,50 @@ def test_options_of_a_runtime_are_entries_of_a_flag() -> None:
 )
 def test_messages_name_flags_where_the_user_typed_flags(said: str, shown: str) -> None:
     assert in_flags(said, is_alone=True) == shown
+
+
+def test_a_failed_load_names_the_flags_that_were_typed_wherever_it_is_told(tmp_path: Path) -> None:
+    words = ("serve", "demo", "--kv-cache-memory", "900GiB", "--port", "0", "--log-format", "text")
+    said = serving(*words, INFERD_STATE__DATA_DIR=str(tmp_path))
+    assert "demo is not served: --kv-cache-memory is 900 GiB" in said
+    assert "demo/0 failed: --kv-cache-memory is 900 GiB" in said
+    assert "kv_cache." not in said
+
+
+def test_the_reason_for_one_request_at_a_time_names_the_flag_where_there_is_no_file(tmp_path: Path) -> None:
+    path = cumulative_sum(tmp_path / "m.onnx")
+    env = {"INFERD_STATE__DATA_DIR": str(tmp_path)}
+    for said in (serving("serve", str(path), "--port", "0", **env), run("check", str(path), **env).stdout):
+        assert "CumSum sums from row to row; --batching-max-batch-size declares that they do not" in said
+        assert "batching.max_batch_size" not in said
+
+
+def test_check_names_no_place_in_a_file_where_there_is_none(tmp_path: Path) -> None:
+    found = run("check", f"{tmp_path}/iris.onnx")
+    assert found.returncode == 1
+    assert f"Error: There is no file or folder {tmp_path}/iris.onnx; check the path." in found.stderr
+
+
+def test_help_names_flags_and_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in commands():
+        shown = CliRunner().invoke(cli, [*words, "--help"]).output
+        assert [line for line in shown.splitlines() if len(line) > 80] == [], words
+    shown = " ".join(CliRunner().invoke(cli, ["serve", "--help"]).output.split())
+    settings = {leaf.name for leaf in (*MODEL_LEAVES, *SERVER_LEAVES) if "_" in leaf.name}
+    assert sorted(name for name in settings if re.search(rf"(?<![\w-]){name}\b", shown)) == []
+    assert "enough for --max-num-seqs sequences" in shown
+    assert "may wait for --queue-timeout" in shown
+
+
+def commands(words: tuple[str, ...] = (), found: click.Command = cli) -> Iterator[tuple[str, ...]]:
+    """The words of every command, with those that have commands of their own."""
+    yield words
+    if isinstance(found, click.Group):
+        for name in found.list_commands(click.Context(found)):
+            inner = found.get_command(click.Context(found), name)
+            assert inner is not None
+            yield from commands((*words, name), inner)
 
 
 def test_a_forest_in_skops_is_served_with_what_the_refusal_says(tmp_path: Path) -> None:

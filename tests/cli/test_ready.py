@@ -225,7 +225,7 @@ def test_the_reason_of_a_pipelines_model_is_shown(tmp_path: Path, form: str) -> 
     assert f"one request at a time (the step '{step}': its rows depend on each other: CumSum sums from row" in first
     assert "batching.max_batch_size declares that they do not" in first
     declared = msgspec.structs.replace(config, batching=BatchingConfig(max_batch_size=8))
-    with pytest.raises(ModelLoadError, match="CumSum|changes with the rows beside it"):
+    with pytest.raises(ModelLoadError, match=r"CumSum|changes with the rows beside it"):
         create_backend("m", declared, silent)
 
 

@@ -31,7 +31,7 @@ from inferd.app.pinned_folder import pinned_folder
 from inferd.cache.open import open_cache
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import InternalError, ModelLoadError
-from inferd.events import Emit, Event, ignore
+from inferd.events import Emit, Event, ReplicaChanged, ignore
 from inferd.observe import Observer
 from inferd.observe.plain import is_plain
 from inferd.router.replicas.loading import Plan, plan_model
@@ -78,6 +78,11 @@ class Listener(Protocol):
     def stop(self, *, now: bool = False) -> None: ...
 
 
+def unchanged(model: str, sentence: str) -> str:
+    """The words of a message about a model where nothing edits them."""
+    return sentence
+
+
 class ServeOptions(NamedTuple):
     """How a server is started, beside its configuration."""
 
@@ -85,6 +90,7 @@ class ServeOptions(NamedTuple):
     on_ready: Callable[[Ready], None] | None = None  # called when every model is ready or has failed
     watch: Emit = ignore  # called with every event as it happens
     log: LogStream | None = None  # receives the log instead of stderr
+    words: Callable[[str, str], str] = unchanged  # edits what is shown of a model's failures; takes its name first
     command: Sequence[str] = WORKER_COMMAND  # starts a worker
     patience: Patience = Patience()
     plan: Plan = plan_model  # what memory a worker takes
@@ -206,9 +212,11 @@ def _observer(
     observer = Observer(models=_replicas(config), access_log=config.server.access_log, stream=options.log, plain=plain)
     stack.callback(observer.close)
     stack.enter_context(_logging_into(observer.log_handler))
-    watch = options.watch
+    watch, words = options.watch, options.words
 
     def emit(event: Event) -> None:
+        if type(event) is ReplicaChanged and event.reason:
+            event = msgspec.structs.replace(event, reason=words(event.model, event.reason))
         watch(event)
         observer.emit(event)
 

@@ -165,8 +165,8 @@ def command(
 
     \b
     Examples:
-      inferd bench                                   the server that runs on this machine
-      inferd bench demo --concurrency 1,4,16         a server of its own
+      inferd bench                              the server on this machine
+      inferd bench demo --concurrency 1,4,16    a server of its own
       inferd bench --url http://10.0.0.5:8000 --rate 2,4,8 --prompts prompts.jsonl
 
     Exit code 1 when any request failed.

@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -93,11 +93,7 @@ class Row:
 class Board:
     """Rows by model. ``take`` is called from the event loop, drawing happens in a thread of rich's."""
 
-    def __init__(
-        self, models: Mapping[str, ModelConfig], words: Callable[[str], str] = lambda sentence: sentence
-    ) -> None:
-        """``words`` edits each reason before it is shown."""
-        self._words = words
+    def __init__(self, models: Mapping[str, ModelConfig]) -> None:
         self._rows = {name: Row(model) for name, model in models.items()}
         self._live: Live | None = None
         self._is_over = False
@@ -156,9 +152,7 @@ class Board:
         if self._is_over:
             has_begun = any(row.states for row in self._rows.values())
             return Group(self.table()) if has_begun else Group()
-        wrong = [
-            f"{name}: {self._words(row.reason)}" for name, row in self._rows.items() if row.is_broken and row.reason
-        ]
+        wrong = [f"{name}: {row.reason}" for name, row in self._rows.items() if row.is_broken and row.reason]
         return Group(self.table(), *(Text(line, style="red") for line in wrong))
 
     def table(self) -> Table:

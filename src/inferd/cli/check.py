@@ -14,6 +14,8 @@ import click
 import msgspec
 
 from inferd.app.change import refuse_empty
+from inferd.cli.demo import CHAT
+from inferd.cli.flags import in_flags
 from inferd.cli.ready import tensor_lines
 from inferd.cli.serve import serve_config
 from inferd.cli.terminal import console, fail, warn
@@ -108,6 +110,24 @@ def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickl
 def examine(file: str, *, probe: bool, allowed: Mapping[str, bool] = {}) -> CheckReport:
     """The findings about a source of ``inferd serve``. Never raises: problems are among the findings. ``allowed``:
     settings for models without a configuration."""
+    report = _examined(file, probe=probe, allowed=allowed)
+    if Path(file).suffix in _CONFIGURATIONS or is_repository(Path(file).expanduser()):
+        return report
+    return _in_flags(report, is_alone=file != CHAT)
+
+
+def _in_flags(report: CheckReport, *, is_alone: bool) -> CheckReport:
+    """The findings about a model that was named on the command line, where there is no file to change."""
+    problems = tuple(in_flags(problem, is_alone=is_alone) for problem in report.problems)
+    plan = report.plan
+    if plan is not None and is_alone:
+        models = tuple(msgspec.structs.replace(one, not_batched=in_flags(one.not_batched)) for one in plan.models)
+        wrong = tuple(in_flags(problem, is_alone=True) for problem in plan.problems)
+        plan = msgspec.structs.replace(plan, models=models, problems=wrong)
+    return msgspec.structs.replace(report, problems=problems, plan=plan)
+
+
+def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckReport:
     from inferd.planning.memory import plan_config  # a long import, which the list of commands does not need
 
     warnings = stray_variables(os.environ)

@@ -23,6 +23,8 @@ from inferd.config.units import NotAllowedError, size_text
 _UNPREFIXED = ("scheduler",)
 _UNITS = {"_bytes": "SIZE", "_s": "SECONDS"}
 
+_WIDEST_VALUES: Final = 50  # characters of a flag's values beside its name; more of them are listed in its help
+
 _COMMON_FLAGS: Final = (
     *("--port", "--host", "--auth", "--log-format"),
     *("--max-model-len", "--kv-cache-memory", "--dtype", "--quantization", "--device", "--threads", "--replicas"),
@@ -70,7 +72,8 @@ class Setting(_ParamType):
             if self.leaf.name.endswith(suffix):
                 return metavar
         if isinstance(self.leaf.type, inspect.LiteralType):
-            return "[" + "|".join(sorted(map(str, self.leaf.type.values), key=lambda v: (v != "auto", v))) + "]"
+            listed = "|".join(_values(self.leaf.type))
+            return f"[{listed}]" if len(listed) <= _WIDEST_VALUES else "NAME"
         if isinstance(self.leaf.type, inspect.IntType):
             return "N"
         if isinstance(self.leaf.type, inspect.FloatType):
@@ -98,6 +101,10 @@ class Setting(_ParamType):
             return name.strip(), msgspec.json.decode(value)
         except msgspec.DecodeError:
             return name.strip(), value
+
+
+def _values(of: inspect.LiteralType) -> list[str]:
+    return sorted(map(str, of.values), key=lambda value: (value != "auto", value))
 
 
 def flag_name(leaf: Leaf) -> str:
@@ -134,7 +141,10 @@ def option(leaf: Leaf, sections: Mapping[tuple[str, ...], str]) -> click.Option:
     else:
         declared, kind, is_flag = name, Setting(leaf), False
     shown = _default(leaf)
-    text = leaf.description.rstrip(".") + "." + (f"  [default: {shown}]" if shown else "")
+    text = _about(leaf).rstrip(".") + "."
+    if isinstance(leaf.type, inspect.LiteralType) and len("|".join(_values(leaf.type))) > _WIDEST_VALUES:
+        text += f" One of {', '.join(_values(leaf.type))}."
+    text += f"  [default: {shown}]" if shown else ""
     is_mapping = isinstance(leaf.type, inspect.DictType)
     if is_mapping:
         text += "  Again for more."
@@ -156,6 +166,18 @@ def _sections(of: type[msgspec.Struct], word: str) -> dict[tuple[str, ...], str]
         summary = re.split(r", | \(", about[2] if about[0] == "One model" else about[0])[0]
         titles[branch.path] = f"{'.'.join(branch.path) or word} ({summary[:1].lower()}{summary[1:]})"
     return titles
+
+
+def _about(leaf: Leaf) -> str:
+    """The description of a setting, with flags in the place of the names of other settings."""
+    beside = {other.name: other for other in (*MODEL_LEAVES, *SERVER_LEAVES)}
+    beside |= {other.name: other for other in (*MODEL_LEAVES, *SERVER_LEAVES) if other.path[:-1] == leaf.path[:-1]}
+
+    def flagged(found: re.Match[str]) -> str:
+        other = beside.get(found["name"])
+        return found[0] if other is None or not (found["mark"] or "_" in other.name) else flag_name(other)
+
+    return re.sub(r"(?<![\w./-])(?P<mark>'?)(?P<name>[a-z]\w+)(?P=mark)(?![\w/-])", flagged, leaf.description)
 
 
 def _default(leaf: Leaf) -> str:

@@ -86,8 +86,8 @@ def command() -> None:
     \b
     Examples:
       inferd keys create --tenant team-a
-      inferd keys create --tenant team-a --models chat --rpm 600 --tpm 200k --priority interactive
-      inferd keys create --tenant ops --scopes metrics --expires 30d --name grafana
+      inferd keys create --tenant team-a --models chat --rpm 600 --tpm 200k
+      inferd keys create --tenant ops --scopes metrics --expires 30d
       inferd keys list
       inferd keys rotate a1B2c3D4e5F6 --overlap 1h
       inferd keys revoke a1B2c3D4e5F6

@@ -40,20 +40,21 @@ OVERVIEW = """One inference server for every model.
 
 \b
 Start here:
-  inferd serve                      serve the bundled chat model on port 8000
-  inferd serve Qwen/Qwen3-0.6B      serve a model of the Hugging Face Hub
-  inferd serve ./my-model           serve a folder
-  inferd check inferd.yaml          problems of a config file, and the memory it needs
-  inferd serve inferd.yaml          serve a config file, and follow its changes
-  inferd status                     the state of the server
-  inferd chat                       talk to it
-  inferd generate "Once upon"       one answer, then back to the shell
-  inferd predict digits --input photo.jpg     one prediction
-  inferd quantize ./my-model --method gptq --data text.txt --output ./small   a quarter of the size
+  inferd serve                     serve the bundled chat model on port 8000
+  inferd serve Qwen/Qwen3-0.6B     serve a model of the Hugging Face Hub
+  inferd serve ./my-model          serve a folder
+  inferd check inferd.yaml         problems of a config file, and its memory
+  inferd serve inferd.yaml         serve a config file, and follow its changes
+  inferd status                    the state of the server
+  inferd chat                      talk to it
+  inferd generate "Once upon"      one answer, then back to the shell
+  inferd predict digits -i a.jpg   one prediction
+  inferd quantize ./my-model --output ./small    a smaller checkpoint
 
 \b
-Settings come from a file < the environment (INFERD_SERVER__PORT=9000) < flags;
-'inferd config show' prints the result and 'inferd check' explains mistakes.
+Settings come from a file < the environment (INFERD_SERVER__PORT=9000) <
+flags; 'inferd config show' prints the result and 'inferd check' explains
+mistakes.
 """
 
 

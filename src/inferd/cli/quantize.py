@@ -120,7 +120,7 @@ def command(
     \b
     Examples:
       inferd quantize ./my-model --output ./my-model-int8
-      inferd quantize ./my-model --data text.txt --output ./my-model-int4 --max-perplexity-change 2%
+      inferd quantize ./my-model --data text.txt --output ./my-model-int4
       inferd serve ./my-model-int4
     """
     chosen = method or ("int8" if data is None else "tuned")

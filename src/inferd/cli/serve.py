@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -81,8 +80,9 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
             models, left_out = demo_models()
             for sentence in left_out:
                 warn(sentence)
-            return run(config, known=models, words=in_flags)
-        return run(config, words=functools.partial(in_flags, is_alone=True))
+            chat = next(iter(config.models))  # the model that the flags are for
+            return run(config, known=models, words=lambda model, said: in_flags(said) if model == chat else said)
+        return run(config, words=lambda model, said: in_flags(said, is_alone=True))
     except (ConfigError, ModelLoadError) as error:
         raise type(error)(in_flags(error.message, is_alone=source != CHAT), param=error.param) from error
 
@@ -141,7 +141,8 @@ def _models_elsewhere(url: str) -> list[str]:
         listed = find_server(None, None, url, None).get(f"{urlsplit(url).path.rstrip('/')}/models", _Listed)
     except (InferdError, ValueError) as error:
         raise click.UsageError(
-            f"{url} did not list its models: {getattr(error, 'message', error)} Name the model with --name."
+            f"{url} did not list its models: {getattr(error, 'message', error)} Name the model: "
+            f"inferd serve {REMOTE_PREFIX}{url} --name NAME."
         ) from None
     names = [model.id for model in listed.data if model.tasks is None or not _RELAYED.isdisjoint(model.tasks)]
     if not 0 < len(names) <= _MOST_ELSEWHERE:
@@ -221,17 +222,18 @@ def run(
     config: Config,
     source: ConfigSource | None = None,
     known: Collection[str] = (),
-    words: Callable[[str], str] = lambda sentence: sentence,
+    words: Callable[[str, str], str] | None = None,
 ) -> int:
     """Serve until a signal ends the server; the exit code. ``source`` is followed while serving, ``known`` as in
-    ``ready_to_load``. ``words`` edits messages before they are shown."""
+    ``ready_to_load``. ``words`` edits messages about a model, whose name it takes first, before they are shown."""
     config = ready_to_load(config, loading, known)
     from inferd.app import root  # after the flags were checked, so that an error in them is reported at once
 
     if source is not None:
         read = source.read
         source = msgspec.structs.replace(source, read=lambda: checked(ready_to_load(read(), _silently)))
-    board = Board(config.models, words)
+    edited = root.unchanged if words is None else words
+    board = Board(config.models)
     with contextlib.ExitStack() as showing:
         showing.enter_context(board.shown())
 
@@ -240,14 +242,18 @@ def run(
             show_ready(
                 found.address,
                 config,
-                found.models,
+                {
+                    name: msgspec.structs.replace(info, not_batched=edited(name, info.not_batched))
+                    for name, info in found.models.items()
+                },
                 needs_key=found.needs_key,
                 grpc_address=found.grpc_address,
-                failed={name: words(why) for name, why in found.failed.items()},
+                failed={name: edited(name, why) for name, why in found.failed.items()},
                 away=found.away,
             )
 
-        options = root.ServeOptions(source, on_ready=ready, watch=board.handle, log=board if is_live() else None)
+        log = board if is_live() else None
+        options = root.ServeOptions(source, on_ready=ready, watch=board.handle, log=log, words=edited)
         return root.run(config, options)
 
 

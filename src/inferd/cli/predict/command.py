@@ -146,11 +146,11 @@ def command(
     \b
     Examples:
       inferd predict digits --input seven.png
-      inferd predict intents --input "Wake me at seven" --input "Where is my parcel?"
+      inferd predict intents -i "Wake me at seven" -i "Where is my parcel?"
       inferd predict iris --input 5.1,3.5,1.4,0.2
       inferd predict iris --input flowers.csv --json | jq .outputs[0].data
-      inferd predict reranker -i query="What is it?" -i text="A server." -i text="A cake."
-      cat letter.txt | inferd predict intents --input - --url http://127.0.0.1:8000
+      inferd predict reranker -i query="What is it?" -i text="A server."
+      cat letter.txt | inferd predict intents -i - --url http://127.0.0.1:8000
     """
     path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     metadata = _metadata(server, model, path)
