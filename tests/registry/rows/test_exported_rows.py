@@ -128,6 +128,7 @@ MIXED: Mapping[str, Callable[[Program, Tensor], Tensor]] = {
     "sorted": lambda m, x: x.sort(0).values,
     "number of rows": lambda m, x: x / x.shape[0],
     "padded rows": lambda m, x: f.pad(x, (0, 0, 0, 0, 1, 0)),
+    "as many rows, but moved by padding": lambda m, x: f.pad(x, (0, 0, 0, 0, 1, -1)),
     "places": lambda m, x: x + torch.arange(x.shape[0])[:, None, None],
     "largest decides": lambda m, x: torch.where(x.max() > 2, x, -x),
     "wrong rows": lambda m, x: x[torch.arange(x.shape[0]).flip(0), 1],
