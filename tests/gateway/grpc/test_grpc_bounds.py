@@ -144,3 +144,44 @@ def test_a_request_of_a_thousand_tensors_is_taken(client: Client, server: GrpcRu
     assert told["grpc-status"] == "0"
     assert isinstance(server.router, PredictingRouter)
     assert len(server.router.streams) == 1
+
+
+_LIVE = "/inference.GRPCInferenceService/ServerLive"
+_REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+
+
+@pytest.mark.parametrize(
+    ("path", "pieces", "headers", "status", "logged"),
+    [
+        ("/no.Service/Method", [framed(b"")], {}, Status.UNIMPLEMENTED, (501, "unsupported")),
+        (_LIVE, [framed(b"\0" * 5000)], {}, Status.RESOURCE_EXHAUSTED, (413, "request_too_large")),
+        (_REFLECTION, [framed(b"\0" * 5000)], {}, Status.RESOURCE_EXHAUSTED, (413, "request_too_large")),
+        (_LIVE, [framed(b""), framed(b"")], {}, Status.UNIMPLEMENTED, (501, "unsupported")),
+        (_LIVE, [b"\2\0\0\0\0"], {}, Status.INTERNAL, (400, "invalid_value")),
+        (_LIVE, [framed(b"")[:3]], {}, Status.INTERNAL, (400, "invalid_value")),
+        (_LIVE, [framed(b"")], {"grpc_encoding": "br"}, Status.UNIMPLEMENTED, (501, "unsupported")),
+        (_LIVE, [framed(b"")], {"content_type": "application/json"}, Status.INTERNAL, (400, "invalid_value")),
+        (_LIVE, [b"\1\0\0\0\4junk"], {"grpc_encoding": "gzip"}, Status.INTERNAL, (400, "invalid_value")),
+    ],
+)
+def test_what_is_refused_before_a_method_serves_it_is_logged_once(
+    server: GrpcRunning,
+    client: Client,
+    path: str,
+    pieces: list[bytes],
+    headers: dict[str, str],
+    status: Status,
+    logged: tuple[int, str],
+) -> None:
+    number = client.begin(path, **headers)
+    for place, piece in enumerate(pieces):
+        client.send(number, piece, end_stream=place == len(pieces) - 1)
+    told, _ = client.answer(number)
+    assert told["grpc-status"] == str(int(status))
+    event = server.served()
+    assert (event.status, event.error_code) == logged
+    assert event.error_text
+    is_known = path != "/no.Service/Method" and "content_type" not in headers and headers.get("grpc_encoding") != "br"
+    assert (event.route, event.path) == ((path, "") if is_known else ("unmatched", path))
+    client.ask([framed(b"")], _LIVE)
+    assert server.served().status == 200

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple, Protocol
 
 from inferd import clock
-from inferd.errors import DeadlineExceeded, InferdError, InternalError
+from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, Overloaded
 from inferd.gateway.admission import MAX_TIMEOUT_S, authenticate
 from inferd.gateway.call import Call
 from inferd.gateway.context import Context
-from inferd.gateway.errors import error_headers, kind_of
+from inferd.gateway.errors import BodyTimeout, BodyTooLarge, Unsupported, error_headers, kind_of
 from inferd.gateway.grpc.rpc import EXPIRED, Method, Rpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status, details_of, status_of
-from inferd.gateway.grpc.wire import trailers_block
+from inferd.gateway.grpc.wire import Refusal, trailers_block
 from inferd.http.asgi import Headers, Message
 from inferd.http.cost import PROTOBUF_FIELD, REFUSAL, REFUSAL_CREDIT, TASK
 from inferd.tenancy.principal import Scope
@@ -31,6 +31,13 @@ MAX_CALLS: Final = 8192  # calls in tasks at the same time; a further one is ref
 Endpoint = Callable[[Context, Call, bytes, float | None], Awaitable[bytes]]
 """Computes the one answer of a call. Takes the context, the call, the request's bytes and the seconds until its
 deadline (None: no deadline); returns the answer's bytes."""
+
+_REFUSALS: Final[dict[Status, type[InferdError]]] = {
+    Status.UNIMPLEMENTED: Unsupported,
+    Status.RESOURCE_EXHAUSTED: BodyTooLarge,
+    Status.DEADLINE_EXCEEDED: BodyTimeout,
+}
+"""The errors by which refusals of the protocol are logged; InvalidRequest where there is none."""
 
 _log = logging.getLogger("inferd.gateway")
 
@@ -81,12 +88,22 @@ class Calls:
 
     def make_call(self, method: str, rpc: Rpc, num_bytes: int) -> Call:
         path = f"/{SERVICE}/{method}"
-        scope = {"method": "POST", "path": path, "http_version": "2", "headers": rpc.head.metadata}
-        call = Call(scope, _never_receive, _refuse_send, clock.now())
-        call.principal = rpc.principal
+        call = _call_of(rpc, path)
         call.route = path
         call.request_bytes = num_bytes
         return call
+
+    def log_refusal(self, rpc: Rpc, refusal: Refusal) -> None:
+        """Log a call, or a message of a stream, that no method has begun to serve."""
+        rpc.connection.charge(REFUSAL)
+        self._num_open += 1
+        path = rpc.head.path.decode("latin-1")
+        call = _call_of(rpc, path)
+        if rpc.method is not None:
+            call.route = path
+        kind = _REFUSALS.get(refusal.status, InvalidRequest)
+        note_outcome(call, kind(refusal.details), 0)
+        self.close(call)
 
     def admit(self, rpc: Rpc, method: Method) -> bool:
         """Whether the key in a call's metadata allows the method; if not, the call has been refused.
@@ -139,7 +156,9 @@ class Calls:
         """Whether one more task may be started; if not, the call has been refused."""
         if len(self._tasks) < MAX_CALLS:
             return True
-        rpc.fail(Status.RESOURCE_EXHAUSTED, f"{MAX_CALLS} calls are under way; come back in a moment.")
+        assert rpc.method is not None, "a call without a method is refused at once"
+        problem = Overloaded(f"{MAX_CALLS} calls are under way; come back in a moment.")
+        self.refuse(self.begin(rpc.method.name, rpc, 0), rpc, problem)
         return False
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -266,6 +285,13 @@ def trailers_of(call: Call, failure: InferdError | None) -> Headers:
         headers += error_headers(failure)
     told = [header for header in headers if header[0] != b"connection"]
     return ((b"x-request-id", call.request_id.encode("ascii")), *told, *call.common_headers)
+
+
+def _call_of(rpc: Rpc, path: str) -> Call:
+    scope = {"method": "POST", "path": path, "http_version": "2", "headers": rpc.head.metadata}
+    call = Call(scope, _never_receive, _refuse_send, clock.now())
+    call.principal = rpc.principal
+    return call
 
 
 def log_defect(call: Call) -> InternalError:

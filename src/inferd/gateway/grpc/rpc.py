@@ -41,7 +41,7 @@ class Cancellable(Protocol):
 
 
 class Limits(Protocol):
-    """The current limits of all calls."""
+    """The current limits of all calls, and where their refusals are logged."""
 
     @property
     def max_bytes(self) -> int:
@@ -50,6 +50,9 @@ class Limits(Protocol):
     @property
     def message_s(self) -> float:
         """Seconds in which a message must arrive, if it arrives more slowly than ``SLOWEST``."""
+
+    def log_refusal(self, rpc: Rpc, refusal: Refusal) -> None:
+        """Log a call, or a message of a stream, that no method has begun to serve."""
 
 
 class Method(Protocol):
@@ -144,7 +147,7 @@ class Rpc(Stream):
                 size = int.from_bytes(buffer[1:PREFIX_BYTES], "big")
                 problem = self._problem(buffer[0], size)
                 if problem is not None:
-                    self.fail(problem.status, problem.details)
+                    self.refuse(problem)
                     return
                 self._need += size
                 if len(buffer) < self._need:
@@ -165,11 +168,11 @@ class Rpc(Stream):
         if not is_end:
             self._open_window()
         elif buffer:
-            self.fail(Status.INTERNAL, f"The request ends within a message, of which {len(buffer)} bytes came.")
+            told = f"The request ends within a message, of which {len(buffer)} bytes came."
+            self.refuse(Refusal(Status.INTERNAL, told))
         elif self.head.length not in (None, self._received):
-            self.fail(
-                Status.INTERNAL, f"content-length is {self.head.length}, and {self._received} bytes came; leave it out."
-            )
+            told = f"content-length is {self.head.length}, and {self._received} bytes came; leave it out."
+            self.refuse(Refusal(Status.INTERNAL, told))
         else:
             self._request_ended()
 
@@ -214,9 +217,10 @@ class Rpc(Stream):
         try:
             return await decompressed(message, self.head.encoding, self._max_bytes)
         except BodyTooLarge:
-            self.fail(Status.RESOURCE_EXHAUSTED, f"A message is, when it is opened, larger than the {self._allowed()}.")
+            problem = f"A message is, when it is opened, larger than the {self._allowed()}."
+            self.refuse(Refusal(Status.RESOURCE_EXHAUSTED, problem))
         except InvalidRequest:
-            self.fail(Status.INTERNAL, f"A message is not {self.head.encoding}, as grpc-encoding says.")
+            self.refuse(Refusal(Status.INTERNAL, f"A message is not {self.head.encoding}, as grpc-encoding says."))
         return None
 
     @abstractmethod
@@ -254,6 +258,12 @@ class Rpc(Stream):
             self.send_trailers(block)
         else:
             self.send_headers_only(only_head(http) + block)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Fail the call, and log it, before a method serves it or its next message. No effect if it has ended."""
+        if not self.is_ended:
+            self._limits.log_refusal(self, refusal)
+            self.fail(refusal.status, refusal.details, http=refusal.http)
 
     def _mark_ended(self) -> None:
         self.is_ended = True
@@ -293,7 +303,8 @@ class Rpc(Stream):
             return
         if now - self._begun_at > self._limits.message_s + self._received / SLOWEST:
             owner = self.owner
-            self.fail(Status.DEADLINE_EXCEEDED, "The request's message did not arrive in time; send it faster.")
+            problem = "The request's message did not arrive in time; send it faster."
+            self.refuse(Refusal(Status.DEADLINE_EXCEEDED, problem))
             if owner is not None:
                 owner.cancel()
 
@@ -331,13 +342,15 @@ class UnaryRpc(Rpc):
 
     def _message(self, message: bytes, is_compressed: bool) -> None:
         if self._received_message is not None:
-            self.fail(Status.UNIMPLEMENTED, "The call takes one message, and another one came; send one in each call.")
+            problem = "The call takes one message, and another one came; send one in each call."
+            self.refuse(Refusal(Status.UNIMPLEMENTED, problem))
         else:
             self._received_message = message, is_compressed
 
     def _request_ended(self) -> None:
         if self._received_message is None:
-            self.fail(Status.UNIMPLEMENTED, "The call takes one message, and none came; send one, if an empty one.")
+            problem = "The call takes one message, and none came; send one, if an empty one."
+            self.refuse(Refusal(Status.UNIMPLEMENTED, problem))
             return
         message, is_compressed = self._received_message
         self._received_message = self._buffer = None
@@ -374,7 +387,8 @@ class StreamRpc(Rpc):
     def _message(self, message: bytes, is_compressed: bool) -> None:
         if len(self._messages) >= MAX_UNREAD:
             owner = self.owner
-            self.fail(Status.RESOURCE_EXHAUSTED, f"{MAX_UNREAD} messages wait to be read; send them as answers come.")
+            problem = f"{MAX_UNREAD} messages wait to be read; send them as answers come."
+            self.refuse(Refusal(Status.RESOURCE_EXHAUSTED, problem))
             self._wake_reader()
             if owner is not None:
                 owner.cancel()

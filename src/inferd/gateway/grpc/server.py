@@ -22,7 +22,7 @@ from inferd.gateway.grpc.calls import SERVICE, Calls
 from inferd.gateway.grpc.direct_infer import METHOD as INFER
 from inferd.gateway.grpc.direct_infer import DirectInfer
 from inferd.gateway.grpc.management import management
-from inferd.gateway.grpc.rpc import Method, StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
+from inferd.gateway.grpc.rpc import Method, Rpc, StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.streams import METHOD as STREAM_INFER
 from inferd.gateway.grpc.streams import Streams
@@ -192,7 +192,7 @@ class GrpcServer:
         head, unary, streaming = head
         if head.refusal is not None:
             refused = StreamRpc(connection, number, head, self)
-            refused.fail(head.refusal.status, head.refusal.details, http=head.refusal.http)
+            refused.refuse(head.refusal)
             return refused
         if unary is not None:
             call = UnaryRpc(connection, number, head, self, unary)
@@ -213,6 +213,9 @@ class GrpcServer:
     @property
     def message_s(self) -> float:
         return self._gateway.context.body_timeout_s
+
+    def log_refusal(self, rpc: Rpc, refusal: Refusal) -> None:
+        self._calls.log_refusal(rpc, refusal)
 
     def _look(self) -> None:
         """Check all connections for timeouts and the server's health for changes, and schedule the next check."""

@@ -34,7 +34,7 @@ _ESCAPED: Final = tuple(
 
 
 class Refusal(NamedTuple):
-    """The status and the HTTP status with which a call is refused because of its headers."""
+    """The status and the HTTP status with which a call, or a message of one, is refused before it is served."""
 
     status: Status
     details: str
@@ -44,9 +44,10 @@ class Refusal(NamedTuple):
 class Head:
     """The values of a call's headers. Calls of one connection with equal headers share one object."""
 
-    __slots__ = ("encoding", "is_usual", "length", "metadata", "refusal", "timeout_s", "token")
+    __slots__ = ("encoding", "is_usual", "length", "metadata", "path", "refusal", "timeout_s", "token")
 
     def __init__(self, request: Request | None, refusal: Refusal | None = None) -> None:
+        self.path = request.path if request is not None else b""
         self.metadata: list[Header] = []
         self.length: int | None = None
         self.encoding: Encoding | None = None
