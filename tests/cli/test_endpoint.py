@@ -76,7 +76,7 @@ def test_a_name_that_the_server_does_not_have_is_told_before_the_conversation(
     assert "Talking to" not in said.out
     assert main(["chat", "--model", "digits"]) == 1
     said = capsys.readouterr()
-    assert "digits does not answer conversations; use" in said.err
+    assert "digits does not answer conversations; use inferd predict digits --input VALUE." in said.err
     assert "Talking to" not in said.out
 
 

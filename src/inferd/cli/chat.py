@@ -71,11 +71,11 @@ def command(
                 if model is not None:
                     endpoint.refuse_unknown(model)
                 name = model or endpoint.default_model()
-                if not endpoint.converses(name):
-                    raise InvalidRequest(
-                        f"{name} does not answer conversations; use inferd generate --model {name} TEXT, or "
-                        f"inferd predict {name} for a predictive model."
-                    )
+                tasks = endpoint.tasks(name)
+                if tasks and "chat" not in tasks:
+                    writes = "generate" in tasks
+                    other = f"inferd generate --model {name} TEXT" if writes else f"inferd predict {name} --input VALUE"
+                    raise InvalidRequest(f"{name} does not answer conversations; use {other}.")
                 endpoint.refuse_unavailable(name)
                 title = f"{name}, {endpoint.name}"
                 settings: JSON = {"model": name, "max_tokens": max_tokens}

@@ -54,10 +54,15 @@ class Endpoint(NamedTuple):
         its first request loads is available."""
         asyncio.run(_refuse_unavailable(self, model))
 
+    def tasks(self, model: str) -> list[str]:
+        """What the model does: chat, generate, predict and others. Empty where the server does not report it."""
+        return asyncio.run(_tasks(self.connection(ANSWER_S), model))
+
     def converses(self, model: str) -> bool:
         """Whether the model answers conversations. True for a server that does not report it: its answer will show
         it."""
-        return asyncio.run(_converses(self.connection(ANSWER_S), model))
+        tasks = self.tasks(model)
+        return not tasks or "chat" in tasks
 
     def default_model(self) -> str:
         """The first model that answers conversations; where there is none, the first. Raises as ``models``."""
@@ -113,16 +118,16 @@ async def _refuse_unavailable(endpoint: Endpoint, model: str) -> None:
         connection.close()
 
 
-async def _converses(connection: Connection, model: str) -> bool:
+async def _tasks(connection: Connection, model: str) -> list[str]:
     path = f"/v2/models/{quote(model, safe='')}"
     try:
         body = b"\n".join([line async for line in connection.lines("GET", path)])
         tasks = msgspec.json.decode(body, type=_Metadata).parameters.tasks
     except (OSError, ServerError, asyncio.IncompleteReadError, TimeoutError, msgspec.DecodeError):
-        return True  # another kind of server, or a model that is not loaded yet
+        return []  # another kind of server, or a model that is not loaded yet
     finally:
         connection.close()
-    return not tasks or "chat" in tasks.split(",")
+    return tasks.split(",") if tasks else []
 
 
 def find_endpoint(url: str | None, port: int | None, key: str | None) -> Endpoint | None:

@@ -210,7 +210,7 @@ UNKNOWN = ["", "/ready", "/config", "/stats", "/versions/1", "/versions/1/ready"
 @pytest.mark.parametrize("path", UNKNOWN)
 def test_what_is_asked_of_a_model_that_is_not_there_is_not_found(server: Running, path: str) -> None:
     message = refusal(server.http.get(f"{server.url}/v2/models/other{path}"), 404)
-    assert message.startswith('Request for unknown model: "other" is not found; this server has: chat, digits')
+    assert message == 'Request for unknown model: "other" is not found; this server has: chat, digits.'
 
 
 @pytest.mark.parametrize("version", ["2", "9" * 40, "x", "-1", "1%2f..%2f3", "%31"])

@@ -173,7 +173,7 @@ def find_served(context: Context, principal: Principal, name: str, version: str 
             f"{', '.join(served.version for served in there)}.",
             param="model",
         )
-    names = ", ".join([printable(served.name) for served in known[:20]]) or "no model"
+    names = ", ".join(map(printable, list(dict.fromkeys(served.name for served in known))[:20])) or "no model"
     raise ModelNotFound(
         f"Request for unknown model: {shown(name)} is not found; this server has: {names}.", param="model"
     )
