@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol, cast
 import httptools
 
 from inferd import clock
+from inferd.config.units import bytes_text
 from inferd.errors import UpstreamFailed
 from inferd.remote.head_pattern import is_exact, pattern_of
 
@@ -343,7 +344,7 @@ class Connection(asyncio.Protocol):
         if self._parsed < _HEAD:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self.fail(_bad_answer(f"the head of its answer is larger than {MAX_HEAD_BYTES} bytes"))
+                self.fail(_bad_answer(f"the head of its answer is larger than {bytes_text(MAX_HEAD_BYTES)}"))
             return
         self._deliver()
         receiver = self._receiver
@@ -354,7 +355,9 @@ class Connection(asyncio.Protocol):
             self._finish(receiver)
         elif self._framing_bytes > MAX_HEAD_BYTES:  # the parser buffers a whole trailer
             self.fail(
-                _bad_answer(f"more than {MAX_HEAD_BYTES} bytes of its answer's body are chunk headers or trailers")
+                _bad_answer(
+                    f"more than {bytes_text(MAX_HEAD_BYTES)} of its answer's body are chunk headers or trailers"
+                )
             )
 
     def _deliver(self) -> None:

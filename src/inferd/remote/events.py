@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from inferd.config.units import bytes_text
 from inferd.types import Usage
 
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
@@ -130,7 +131,7 @@ class EventReader:
 
     def _keep(self, rest: bytes) -> None:
         if len(rest) > MAX_EVENT_BYTES:
-            raise BadAnswer(f"an event is larger than {MAX_EVENT_BYTES} bytes")
+            raise BadAnswer(f"an event is larger than {bytes_text(MAX_EVENT_BYTES)}")
         self._rest = rest
 
     def _several(self, data: bytes, end: int) -> bytes:

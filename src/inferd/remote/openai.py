@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import msgspec
 
 from inferd import __version__, clock
+from inferd.config.units import bytes_text
 from inferd.errors import DeadlineExceeded, InferdError, InvalidRequest, Overloaded, UpstreamFailed
 from inferd.remote.connection import Head, Headers
 from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_answer
@@ -248,7 +249,7 @@ class Answer:
         if self._events is None or self._status >= 300:
             self._num_bytes += len(data)
             if self._num_bytes > MAX_ANSWER_BYTES:
-                self._refuse(_bad_answer(f"its answer is larger than {MAX_ANSWER_BYTES} bytes"))
+                self._refuse(_bad_answer(f"its answer is larger than {bytes_text(MAX_ANSWER_BYTES)}"))
             else:
                 self._pieces.append(data)
             return

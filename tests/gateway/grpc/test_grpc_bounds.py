@@ -11,6 +11,7 @@ from tests.gateway.fakes import FakeDoor
 from tests.gateway.grpc.client import INFER, Client, framed
 from tests.gateway.grpc.running import GrpcRunning, PredictingRouter, infer_request, running, text_request
 
+from inferd.config.units import bytes_text
 from inferd.gateway.grpc.envelope import MAX_FIELDS, MAX_PARAMETERS
 from inferd.gateway.grpc.rpc import Method
 from inferd.gateway.grpc.statuses import Status
@@ -80,7 +81,7 @@ def test_a_method_refuses_a_larger_message_than_it_takes_before_it_comes(server:
         client.send(number, struct.pack(">BL", 0, most + 1))
         told, _ = client.answer(number)
         assert told["grpc-status"] == str(int(Status.RESOURCE_EXHAUSTED)), path
-        assert f"{most} that" in told["grpc-message"], path
+        assert f"larger than the {bytes_text(most)} that" in told["grpc-message"], path
         assert method.max_bytes is None or method.name in told["grpc-message"], path
 
 
@@ -185,3 +186,8 @@ def test_what_is_refused_before_a_method_serves_it_is_logged_once(
     assert (event.route, event.path) == ((path, "") if is_known else ("unmatched", path))
     client.ask([framed(b"")], _LIVE)
     assert server.served().status == 200
+
+
+def test_a_message_that_is_too_large_is_told_in_kibibytes(client: Client) -> None:
+    told, _ = client.ask([framed(b"\0" * 5000)], _LIVE)
+    assert told["grpc-message"] == "A message is larger than the 4.00 KiB that ServerLive takes; send less."

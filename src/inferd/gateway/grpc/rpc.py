@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from inferd import clock
+from inferd.config.units import bytes_text
 from inferd.errors import InvalidRequest
 from inferd.gateway.compression import OFF_LOOP_BYTES, decompressed
 from inferd.gateway.errors import BodyTooLarge
@@ -183,16 +184,14 @@ class Rpc(Stream):
         if flag and self.head.encoding is None:
             return Refusal(Status.INTERNAL, "A message is compressed, and grpc-encoding does not say how; send it.")
         if size > self._max_bytes:
-            return Refusal(
-                Status.RESOURCE_EXHAUSTED, f"A message of {size} bytes is larger than the {self._allowed()}."
-            )
+            return Refusal(Status.RESOURCE_EXHAUSTED, f"A message is larger than the {self._allowed()}.")
         return None
 
     def _allowed(self) -> str:
         """The limit of a message and its remedy, as a part of an error message."""
         if self.method is None or self.method.max_bytes is None:
-            return f"{self._max_bytes} that are allowed; send less, or raise server.max_body_bytes"
-        return f"{self._max_bytes} that {self.method.name} takes; send less"
+            return f"{bytes_text(self._max_bytes)} that are allowed; send less, or raise server.max_body_bytes"
+        return f"{bytes_text(self._max_bytes)} that {self.method.name} takes; send less"
 
     def _open_window(self) -> None:
         """Extend the stream's flow control window as far as there is room for unread bytes."""
