@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from inferd import clock
-from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, Overloaded
+from inferd.errors import CodeFailed, DeadlineExceeded, InferdError, InternalError, InvalidRequest, Overloaded
 from inferd.types import End, Output, Request, Timings, Usage
 
 NO_USAGE = Usage()
@@ -21,7 +21,8 @@ def public_error(request_id: str, error: Exception) -> InferdError:
     """The error that the client is shown. An exception that is a defect is logged and replaced."""
     if isinstance(error, InferdError):
         return error
-    _log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
+    raised = error.__cause__ if isinstance(error, CodeFailed) and error.__cause__ is not None else error
+    _log.error("request %s failed: %s", request_id, type(raised).__name__, exc_info=error)
     return model_failed()
 
 

@@ -402,7 +402,10 @@ def test_a_class_that_fails_shows_its_lines_to_the_operator_and_not_to_the_clien
         entries = [json.loads(line) for line in said.splitlines()]
         (failure,) = [entry for entry in entries if entry.get("worker") == "Predicts/0"]
         assert (failure["level"], failure["error"]) == ("error", "ValueError")
+        assert failure["message"].endswith(" failed: ValueError")
         said = failure["trace"]
+    else:
+        assert re.search(r"^\d\d:\d\d:\d\d error: Predicts/0: request \S+ failed: ValueError$", said, re.M)
     lines = iter(said.splitlines())
     assert any(line == "ValueError: secret 7.5" for line in lines)
     assert "broken.py:20 in _scaled: raise ValueError" in next(lines)

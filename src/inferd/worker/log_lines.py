@@ -93,10 +93,14 @@ def _second(second: int) -> str:
 
 
 class Words(logging.Formatter):
-    """Formats a worker's records as text."""
+    """Formats a worker's records as text, in the form of the server's own lines."""
 
     def __init__(self, worker: str) -> None:
-        super().__init__(f"%(asctime)s %(levelname)s worker {worker}: %(message)s")
+        super().__init__()
+        self._worker = worker
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging calls it so
+        return f"{timestamp(record.created)[11:19]} {record.levelname.lower()}: {self._worker}: {record.getMessage()}"
 
     def formatException(self, ei: object) -> str:  # noqa: N802  logging calls it so
         """For an exception of the operator's own code: the exception and the code's lines."""
