@@ -55,6 +55,8 @@ class ChatTemplate:
         self._sources = sources
         self._sandbox = _sandbox()
         self._compiled = {name: self._compile(source, origin) for name, source in sources.items()}
+        # Whether the template takes the arguments of calls as JSON text and not as objects.
+        self.arguments_as_text = False
 
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer, override: Path | None = None) -> ChatTemplate | None:
@@ -77,6 +79,11 @@ class ChatTemplate:
                     break
         return cls(sources, tokenizer.special_tokens, str(path)) if sources else None
 
+    @property
+    def tool_source(self) -> str:
+        """The template that renders conversations with tools."""
+        return self._sources.get("tool_use") or self._sources.get("default") or next(iter(self._sources.values()))
+
     def render(self, chat: Chat) -> str:
         """The prompt's text. Raises InvalidRequest naming the field at fault.
 
@@ -85,6 +92,8 @@ class ChatTemplate:
         _check(chat, self._special_tokens)
         name = self._choose(chat)
         messages = [_with_reasoning({k: v for k, v in m.items() if v is not None}) for m in chat.messages]
+        if self.arguments_as_text:
+            messages = [_with_text_arguments(message) for message in messages]
         final = _mark_final(messages, self._sources[name]) if chat.continue_final_message else None
         variables = {
             **self._special_tokens,
@@ -98,23 +107,21 @@ class ChatTemplate:
             text = self._sandbox.render_metered(self._compiled[name], variables)
         except TemplateTooCostlyError as error:
             raise InvalidRequest(
-                f"The chat template was stopped: {error.message}. Send fewer or shorter messages.", param="messages"
+                f"The chat template was stopped: {error.message}. Send fewer or shorter messages.", param=chat.at
             ) from error
         except SecurityError as error:
             raise InvalidRequest(
-                f"The chat template did something a template may not do: {error.message}.", param="messages"
+                f"The chat template did something a template may not do: {error.message}.", param=chat.at
             ) from error
         except jinja2.TemplateRuntimeError as error:
             raise InvalidRequest(
-                f"The chat template cannot render these messages: {error.message}.", param="messages"
+                f"The chat template cannot render these messages: {error.message}.", param=chat.at
             ) from error
         except jinja2.TemplateError as error:  # raise_exception: the template's own words to the client
-            raise InvalidRequest(
-                error.message or "The chat template refused these messages.", param="messages"
-            ) from error
+            raise InvalidRequest(error.message or "The chat template refused these messages.", param=chat.at) from error
         except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(
-                f"The chat template cannot render these messages: {_said(error)}.", param="messages"
+                f"The chat template cannot render these messages: {_said(error)}.", param=chat.at
             ) from error
         return text if final is None else _cut_after_final(text, final)
 
@@ -146,7 +153,7 @@ class ChatTemplate:
         raise InvalidRequest(
             f"This model has the chat templates {', '.join(sorted(self._sources))} and none is the default. "
             "Set chat_template in the model's configuration.",
-            param="messages",
+            param=chat.at,
         )
 
 
@@ -223,7 +230,7 @@ def _sandbox() -> MeteredSandbox:
 
 def _check(chat: Chat, special_tokens: dict[str, str]) -> None:
     if not chat.messages:
-        raise InvalidRequest("messages is empty. Give at least one message.", param="messages")
+        raise InvalidRequest(f"{chat.at} is empty. Give at least one message.", param=chat.at)
     if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt are both true, "
@@ -243,6 +250,19 @@ def _with_reasoning(message: JSON) -> JSON:
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _with_text_arguments(message: JSON) -> JSON:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    written = [
+        {**call, "function": {**call["function"], "arguments": _tojson(call["function"]["arguments"])}}
+        if isinstance(call["function"].get("arguments"), dict)
+        else call
+        for call in calls
+    ]
+    return {**message, "tool_calls": written}
 
 
 def _mark_final(messages: list[JSON], source: str) -> str:

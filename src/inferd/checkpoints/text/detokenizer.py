@@ -163,9 +163,10 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
         prompt_ids: Sequence[int] = (),
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._pieces = pieces
-        self._skipped = pieces.special_ids if skip_special_tokens else frozenset()
+        self._skipped = pieces.special_ids - shown_ids if skip_special_tokens else frozenset()
         # As in vLLM: only added tokens that are shown and follow one another lose their spaces.
         self._join_specials = not (skip_special_tokens or spaces_between_special_tokens) and pieces.kind == "pieces"
         self._last_added = False

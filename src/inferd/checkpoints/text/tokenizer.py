@@ -43,6 +43,14 @@ class Owner(NamedTuple):
 NO_OWNER = Owner()
 
 
+class Branches(NamedTuple):
+    """Texts that begin alike: what they share, and the rest of each, as text and as token ids."""
+
+    shared_ids: list[int]
+    tails: list[str]
+    tail_ids: list[list[int]]
+
+
 class _Share:
     """A tenant's part of the cache, the least recently used first."""
 
@@ -70,6 +78,7 @@ class Tokenizer:
         self.pad_token_id = self._id_of("pad_token")
         self._pieces = Pieces(backend, self.vocab_size, added)
         self.special_ids: frozenset[int] = self._pieces.special_ids
+        self._special_texts = [text for id in sorted(self.special_ids) if (text := backend.id_to_token(id))]
         # Elsewhere a token may stand for any length of text that is not in the vocabulary.
         self._longest = max(map(len, vocab), default=0) if self._pieces.kind == "bytes" else None
         self._lock = threading.Lock()
@@ -116,18 +125,38 @@ class Tokenizer:
                 self.cache_hits += 1
                 share.entries.move_to_end(key)
                 return known.copy()
+        (ids,) = self._encode_all([text], add_special_tokens)
+        if len(text) <= _CACHE_CHARS // 8:
+            self._keep(owner.tenant, key, ids.copy())
+        return ids
+
+    def encode_branches(self, texts: Sequence[str], owner: Owner = NO_OWNER) -> Branches:
+        """Token ids of texts that begin alike, without special tokens at their ends. Raises InvalidRequest.
+
+        Text before a special token does not change the tokens after it. So the texts are split before the last special
+        token that they share, and what they share is tokenized once. The split is checked with the first text.
+        """
+        whole = self.encode(texts[0], False, owner)
+        shared = _shared_beginning(texts)
+        at = max((shared.rfind(token) for token in self._special_texts), default=-1)
+        if at > 0:
+            tails = [text[at:] for text in texts]
+            ids = self._encode_all(tails, False)
+            if whole[len(whole) - len(ids[0]) :] == ids[0]:
+                return Branches(whole[: len(whole) - len(ids[0])], tails, ids)
+        return Branches([], list(texts), [whole, *self._encode_all(texts[1:], False)])
+
+    def _encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of texts, which are not kept. Raises InvalidRequest."""
         try:
             # Not ``encode``, which holds the interpreter lock: a text of megabytes would stop every thread
             # of the worker, its heartbeat included, and get it killed as hung.
-            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:  # a surrogate without its other half
             raise InvalidRequest(
                 "The prompt contains a lone UTF-16 surrogate, which is no character. Remove it.", param="prompt"
             ) from error
-        ids: list[int] = encoding.ids
-        if len(text) <= _CACHE_CHARS // 8:
-            self._keep(owner.tenant, key, ids.copy())
-        return ids
+        return [encoding.ids for encoding in encodings]
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens of ``text``, known without tokenizing; 0: not known."""
@@ -158,14 +187,21 @@ class Tokenizer:
         return self._pieces.raw(id)
 
     def stream(
-        self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool, prompt_ids: list[int]
+        self,
+        *,
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool,
+        prompt_ids: list[int],
+        shown_ids: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        """Text of what will follow ``prompt_ids``, token by token."""
+        """Text of what will follow ``prompt_ids``, token by token. ``shown_ids``: special tokens that are never
+        skipped."""
         return Detokenizer(
             self._pieces,
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
             prompt_ids=prompt_ids,
+            shown_ids=shown_ids,
         )
 
     def _id_of(self, name: str) -> int | None:
@@ -194,6 +230,19 @@ class Tokenizer:
     def _charge(self, share: _Share, num_chars: int) -> None:
         share.num_chars += num_chars
         self._cached_chars += num_chars
+
+
+def _shared_beginning(texts: Sequence[str]) -> str:
+    """The longest text with which all texts begin."""
+    least, greatest = min(texts), max(texts)  # all others are in between
+    shared, too_long = 0, min(len(least), len(greatest)) + 1
+    while too_long - shared > 1:
+        middle = (shared + too_long) // 2
+        if greatest.startswith(least[:middle]):
+            shared = middle
+        else:
+            too_long = middle
+    return least[:shared]
 
 
 def _size(key: tuple[str, str, bool]) -> int:

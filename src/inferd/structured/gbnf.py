@@ -1,0 +1,261 @@
+"""Grammars in GBNF, llama.cpp's notation, as grammars in Lark.
+
+A rule that refers to no rule but such ones is a terminal, which the mask engine reads as one word. Pure functions of
+text, bounded in depth.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final, NamedTuple, NoReturn
+
+from inferd.structured.faults import Fault
+
+DEEPEST: Final = 100  # parentheses within each other
+MOST_REPEATS: Final = 100_000
+MOST_WAYS: Final = 10_000  # of one rule or group
+_HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
+_SHORT: Final = {"n": "\n", "r": "\r", "t": "\t"}
+_ITSELF: Final = '"\\[]-^'
+_BLANK: Final = " \t"
+_LINE_ENDS: Final = "\r\n"
+
+
+class _Reference(NamedTuple):
+    name: str
+    offset: int
+
+
+_Part = str | _Reference
+"""A piece of Lark, or the name of a rule."""
+
+
+@dataclass(slots=True)
+class _Rule:
+    body: list[_Part]
+    offset: int
+    is_terminal: bool = False
+
+
+def to_lark(text: str) -> str:
+    """The same grammar in Lark, with the rule ``start`` for ``root``. Raises ``Fault``."""
+    rules = _Parser(text).rules()
+    for rule in rules.values():
+        for part in rule.body:
+            if isinstance(part, _Reference) and part.name not in rules:
+                remedy = f"define it, as in '{part.name} ::= \"text\"', or write a text in double quotation marks"
+                raise Fault(text, part.offset, f"the rule {part.name!r} is not defined", remedy)
+    if "root" not in rules:
+        raise Fault(text, 0, "there is no rule 'root'", "define it: its sentences are the answers")
+    _find_terminals(rules)
+    names = {
+        name: "start" if name == "root" else f"{'T' if rule.is_terminal else 'r'}{number}"
+        for number, (name, rule) in enumerate(rules.items())
+    }
+    return "\n".join(
+        f"{names[name]}: {''.join(part if isinstance(part, str) else names[part.name] for part in rule.body)}"
+        for name, rule in rules.items()
+    )
+
+
+def _find_terminals(rules: dict[str, _Rule]) -> None:
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for name, rule in rules.items():
+            if not rule.is_terminal and name != "root":
+                rule.is_terminal = all(isinstance(part, str) or rules[part.name].is_terminal for part in rule.body)
+                is_changed |= rule.is_terminal
+
+
+class _Parser:
+    __slots__ = ("_at", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def rules(self) -> dict[str, _Rule]:
+        rules: dict[str, _Rule] = {}
+        self._skip(lines=True)
+        while self._at < len(self._text):
+            offset, name = self._at, self._name()
+            if not name:
+                self._fail("a rule begins with its name", "write 'name ::= what it is' on a line of its own")
+            self._skip(lines=False)
+            if not self._text.startswith("::=", self._at):
+                self._fail(f"'::=' is expected behind {name!r}", "write 'name ::= what it is' on a line of its own")
+            self._at += 3
+            if name in rules:
+                self._fail(f"the rule {name!r} is defined twice", "define it once, with '|' between its ways", offset)
+            self._skip(lines=True)
+            rules[name] = _Rule(self._alternatives(0), offset)
+            if self._peek() not in ("", *_LINE_ENDS):
+                self._fail_item()
+            self._skip(lines=True)
+        return rules
+
+    def _fail(self, problem: str, remedy: str, offset: int | None = None) -> NoReturn:
+        raise Fault(self._text, self._at if offset is None else offset, problem, remedy)
+
+    def _fail_item(self) -> NoReturn:
+        if self._peek() == ")":
+            self._fail("')' closes no group", "leave it out, or open a group before it")
+        if self._peek() in ("<", "!"):
+            self._fail("tokens by name or number are not supported", "write their text in double quotation marks")
+        if self._peek() in ("*", "+", "?", "{"):
+            self._fail(f"'{self._peek()}' has nothing to repeat before it", "write what is repeated before it")
+        remedy = "a text in \"...\", characters in [...], the name of a rule, a group in (...), or '|'"
+        self._fail("this has no meaning here", remedy)
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _skip(self, *, lines: bool) -> None:
+        while (character := self._peek()) and (character in _BLANK or character == "#" or character in _LINE_ENDS):
+            if character == "#":
+                while self._peek() not in ("", *_LINE_ENDS):
+                    self._at += 1
+            elif character in _LINE_ENDS and not lines:
+                return
+            else:
+                self._at += 1
+
+    def _name(self) -> str:
+        start = self._at
+        while self._peek().isalnum() or self._peek() in ("-", "_"):
+            self._at += 1
+        return self._text[start : self._at]
+
+    def _alternatives(self, depth: int) -> list[_Part]:
+        ways = self._sequence(depth)
+        count = 1
+        while self._peek() == "|":
+            count += 1
+            if count > MOST_WAYS:
+                self._fail(f"there are over {MOST_WAYS} alternatives", "name parts of them as rules")
+            self._at += 1
+            self._skip(lines=True)
+            ways += [" | ", *self._sequence(depth)]
+        return ways
+
+    def _sequence(self, depth: int) -> list[_Part]:
+        parts: list[_Part] = []
+        while item := self._item(depth):
+            self._skip(lines=depth > 0)
+            while repeated := self._repetition():
+                item = ["(", *item, ")", repeated]
+                self._skip(lines=depth > 0)
+            parts += [" ", *item] if parts else item
+        return parts or ['""']
+
+    def _item(self, depth: int) -> list[_Part]:
+        """The next item; an empty list: there is none."""
+        offset, character = self._at, self._peek()
+        if character == '"':
+            return [self._literal()]
+        if character == "[":
+            return [self._class()]
+        if character == ".":
+            self._at += 1
+            return ["/(?s:.)/"]
+        if character == "(":
+            if depth >= DEEPEST:
+                self._fail(f"more than {DEEPEST} parentheses stand within each other", "name parts of it as rules")
+            self._at += 1
+            self._skip(lines=True)
+            body = self._alternatives(depth + 1)
+            if self._peek() != ")":
+                if self._peek():
+                    self._fail_item()
+                self._fail("the group is not closed", "add ')' behind it", offset)
+            self._at += 1
+            return ["(", *body, ")"]
+        name = self._name()
+        return [_Reference(name, offset)] if name else []
+
+    def _repetition(self) -> str:
+        """The repetition behind an item; empty: there is none."""
+        offset, sign = self._at, self._peek()
+        if sign and sign in "*+?":
+            self._at += 1
+            return sign
+        if sign != "{":
+            return ""
+        end = self._text.find("}", offset)
+        least, comma, most = self._text[offset + 1 : max(end, offset + 1)].partition(",")
+        least, most = least.strip(), most.strip()
+        if end < 0 or not least.isdecimal() or not (most.isdecimal() or not most):
+            self._fail("'{' begins no number of repetitions", "write '{2}', '{2,}' or '{2,5}'")
+        if max(len(least), len(most)) > 9 or max(int(least), int(most or "0")) > MOST_REPEATS:
+            self._fail("the number of repetitions is too large", f"write at most {MOST_REPEATS}")
+        if most and int(least) > int(most):
+            self._fail("the repetition is empty", "write the smaller number first")
+        self._at = end + 1
+        return f"{{{int(least)},{int(most) if most else ''}}}" if comma else f"{{{int(least)}}}"
+
+    def _literal(self) -> str:
+        offset = self._at
+        self._at += 1
+        characters: list[str] = []
+        while (character := self._peek()) != '"':
+            if character in ("", *_LINE_ENDS):
+                self._fail("the text is not closed", "add '\"' behind it; '\\n' is a line feed", offset)
+            characters.append(self._character())
+        self._at += 1
+        return json.dumps("".join(characters), ensure_ascii=False)
+
+    def _class(self) -> str:
+        offset = self._at
+        self._at += 1
+        is_negated = self._peek() == "^"
+        self._at += is_negated
+        members: list[str] = []
+        while (character := self._peek()) != "]":
+            if character in ("", *_LINE_ENDS):
+                self._fail("the characters are not closed", "add ']' behind them; '\\]' is the character", offset)
+            begun, first = self._at, self._character()
+            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", "", *_LINE_ENDS):
+                self._at += 1
+                last = self._character()
+                if first > last:
+                    self._fail(f"the range {first!r}-{last!r} is empty", "write the smaller one first", begun)
+                members.append(f"{_coded(first)}-{_coded(last)}")
+            else:
+                members.append(_coded(first))
+        self._at += 1
+        if not members:
+            self._fail("there is no character between '[' and ']'", "name at least one, or write '.' for any", offset)
+        return f"/[{'^' if is_negated else ''}{''.join(members)}]/"
+
+    def _character(self) -> str:
+        """The character at the place, which may be an escape."""
+        start, character = self._at, self._peek()
+        self._at += 1
+        if character != "\\":
+            return character
+        letter = self._peek()
+        self._at += 1
+        if letter in _HEX_DIGITS:
+            count = _HEX_DIGITS[letter]
+            digits = self._text[self._at : self._at + count]
+            try:
+                named = chr(int(digits, 16)) if len(digits) == count and digits.isalnum() else ""
+            except (ValueError, OverflowError):
+                named = ""
+            if not named or 0xD800 <= ord(named) <= 0xDFFF:
+                self._fail(f"'\\{letter}' needs {count} hexadecimal digits of a character", "write them", start)
+            self._at += count
+            return named
+        if letter in _SHORT:
+            return _SHORT[letter]
+        if not letter or letter not in _ITSELF:
+            remedy = 'one of \\n \\r \\t \\" \\\\ \\[ \\] \\x41 \\u00e9 \\U0001f600'
+            self._fail("this escape is unknown", remedy, start)
+        return letter
+
+
+def _coded(character: str) -> str:
+    """A member of a class in the syntax of the mask engine."""
+    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):X}}}"

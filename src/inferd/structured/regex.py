@@ -1,0 +1,337 @@
+"""Regular expressions of requests: what is wrong with one, in the words of its author.
+
+The mask engine reads the syntax of Rust's ``regex`` crate. Its own messages show the pattern as the engine got it, so
+the constructs that it does not have are looked for here first, in the pattern as it was sent.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NoReturn
+
+from inferd.structured.faults import Fault
+
+DEEPEST: Final = 200  # groups within each other
+LARGEST: Final = 500_000  # characters and classes of a pattern whose repetitions are written out
+_FLAGS: Final = "imsUuxR"
+
+_LOOK: Final = (
+    ("(?<=", "a look-behind"),
+    ("(?<!", "a negative look-behind"),
+    ("(?=", "a look-ahead"),
+    ("(?!", "a negative look-ahead"),
+)
+_OTHER_GROUPS: Final = (
+    ("(?>", "an atomic group", "write '(?:', because the whole text is matched in every way"),
+    ("(?|", "a branch reset", "write '(?:'"),
+    ("(?#", "a comment", "leave it out"),
+    ("(?(", "a conditional", "write out both cases as alternatives, such as '(?:a|b)'"),
+    ("(?P=", "a back-reference", "write the text that is repeated, or list the cases"),
+    ("(?P>", "a recursion", "send a grammar, whose rules may refer to themselves"),
+    ("(?&", "a recursion", "send a grammar, whose rules may refer to themselves"),
+)
+_REPEAT_TEXT: Final = "write the text that is repeated, or list the cases"
+_WHOLE: Final = "leave it out: the whole text is matched"
+_ESCAPES: Final = {
+    "b": ("a word boundary", "write the characters that stand before and behind the word"),
+    "B": ("a word boundary", "write the characters that stand before and behind the place"),
+    "<": ("a word boundary", "write the characters that stand before the word"),
+    ">": ("a word boundary", "write the characters that stand behind the word"),
+    "k": ("a back-reference", _REPEAT_TEXT),
+    "g": ("a back-reference", _REPEAT_TEXT),
+    "Z": ("an anchor", _WHOLE),
+    "G": ("an anchor", _WHOLE),
+    "K": ("a reset of the match", _WHOLE),
+    "c": ("a control escape", "write the character as '\\x' with two digits"),
+    "e": ("an escape", "write '\\x1B'"),
+    "N": ("a class", "write '[^\\n]'"),
+    "R": ("a class of line ends", "write '\\r?\\n'"),
+    "h": ("a class of white space", "write '[ \\t]'"),
+    "H": ("a class of white space", "write '[^ \\t]'"),
+    "X": ("a grapheme", "write '.', or the characters"),
+    "Q": ("a quotation", "put a backslash before each character with a meaning"),
+    "E": ("a quotation", "put a backslash before each character with a meaning"),
+}
+_KNOWN_LETTERS: Final = frozenset("dDwWsSpPxuUntrfvaAz")
+_HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
+_BRACED: Final = re.compile(r"\{([0-9A-Fa-f]+)\}")
+_COUNT: Final = re.compile(r"\{\s*([0-9]+)\s*(,\s*([0-9]*)\s*)?\}")
+_NAME: Final = re.compile(r"\(\?P?<([A-Za-z_][A-Za-z0-9_.\[\]]*)>")
+_FLAG_GROUP: Final = re.compile(rf"\(\?([{_FLAGS}]*(?:-[{_FLAGS}]+)?)([:)])")
+_PROPERTY: Final = re.compile(r"\\[pP](?:\{\^?[^{}]+\}|[A-Za-z])")
+_MOST_COUNT: Final = 1_000_000
+_LARGEST_CODE: Final = 0x10FFFF
+
+
+def check(pattern: str) -> None:
+    """Raise ``Fault`` where the pattern has a construct that no mask enforces, or is not well formed."""
+    _Scan(pattern).run()
+
+
+def fault_of(pattern: str, problem: str) -> Fault:
+    """The mask engine's message about a pattern that ``check`` has let through, in words of the pattern."""
+    at = inner_anchor(pattern) if "lookarounds" in problem else None
+    if at is None:
+        found = _CARET.search(problem)
+        at = 0 if found is None or "\n" in pattern else min(len(found[1]) + pattern.startswith("^"), len(pattern))
+    return Fault(pattern, at, *words_of(problem))
+
+
+def words_of(problem: str) -> tuple[str, str]:
+    """What is wrong with a pattern, and what is accepted, from the mask engine's message about it."""
+    for part, told, remedy in _WORDS:
+        if part in problem:
+            return told, remedy
+    return "no mask enforces this pattern", "send a simpler one"
+
+
+_CARET: Final = re.compile(r"^    ( *)\^+$", re.MULTILINE)
+_WORDS: Final = (
+    (
+        "Unicode property",
+        "\\p names no property of Unicode",
+        "write one such as '\\p{Letter}', '\\p{Lu}' or '\\p{Greek}'",
+    ),
+    ("lookarounds", "'^' or '$' asks for an end within the text", "leave it out: the whole text is matched"),
+    ("invalid UTF-8", "this matches bytes that are no text", "leave '(?-u)' out"),
+    ("size limit", "the pattern is too large", "write smaller numbers of repetitions"),
+)
+
+
+def inner_anchor(pattern: str) -> int | None:
+    """Where ``^`` or ``$`` asks for an end within the text; None: nowhere."""
+    for found in _PIECE.finditer(pattern):
+        before, after = pattern[: found.start()], pattern[found.end() :]
+        if found[0] == "^" and before and not _OPENING.search(before):
+            return found.start()
+        if found[0] == "$" and after and after[0] not in ")|$":
+            return found.start()
+    return None
+
+
+_PIECE: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_OPENING: Final = re.compile(r"(?:\(|\||\(\?[a-zA-Z-]*:|\(\?P?<\w+>|\^)\Z")
+
+
+class _Scan:
+    """One walk over a pattern."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+        self._open: list[int] = []  # where the groups begin that are not closed
+        self._names: set[str] = set()
+        self._can_repeat = False  # whether an expression stands before the place
+        self._sizes = [0]  # written out, of the pattern and of each open group
+        self._last = 0  # the size of the expression before the place
+
+    def run(self) -> None:
+        pattern = self._pattern
+        while self._at < len(pattern):
+            character = pattern[self._at]
+            if character == "\\":
+                self._escape()
+            elif character == "[":
+                self._class()
+            elif character == "(":
+                self._group()
+            elif character == ")":
+                if not self._open:
+                    self._fail("')' closes no group", "write '\\)' for the character, or open a group before it")
+                self._open.pop()
+                self._step(1, can_repeat=True, size=max(self._sizes.pop(), 1))
+            elif character in "*+?":
+                self._repeat(character)
+            elif character == "{":
+                self._count()
+            elif character == "|" or (character == "^" and self._at == 0):
+                self._step(1, can_repeat=False)
+            else:
+                self._step(1, can_repeat=True)
+        if self._open:
+            self._fail("the group is not closed", "add ')' behind it", self._open[-1])
+
+    def _fail(self, problem: str, remedy: str, at: int | None = None) -> NoReturn:
+        raise Fault(self._pattern, self._at if at is None else at, problem, remedy)
+
+    def _step(self, by: int, *, can_repeat: bool, size: int = 1) -> None:
+        self._at += by
+        self._can_repeat = can_repeat
+        if can_repeat:
+            self._last = size
+            self._sizes[-1] += size
+
+    def _escape(self, *, in_class: bool = False) -> str | None:
+        """Step over an escape. The character that it stands for; None: a class."""
+        start, following = self._at, self._pattern[self._at + 1 : self._at + 2]
+        if not following:
+            self._fail("the backslash has nothing behind it", "write '\\\\' for a backslash")
+        if following.isdecimal():
+            problem = f"a back-reference (\\{following}) is not supported"
+            if following == "0":
+                self._fail("an octal escape (\\0) is not supported", "write '\\x00'")
+            self._fail(problem, _REPEAT_TEXT)
+        if following in _ESCAPES and following.isalpha():
+            name, remedy = _ESCAPES[following]
+            self._fail(f"{name} (\\{following}) is not supported", remedy)
+        if following in "<>" and not in_class:
+            name, remedy = _ESCAPES[following]
+            self._fail(f"{name} (\\{following}) is not supported", remedy)
+        if following in "pP" and _PROPERTY.match(self._pattern, start) is None:
+            self._fail(f"\\{following} names no property", "write one such as '\\p{Letter}' or '\\pL'")
+        if following in _HEX_DIGITS:
+            return self._hexadecimal(following)
+        if following.isalpha() and (not following.isascii() or following not in _KNOWN_LETTERS):
+            self._fail(f"the escape \\{following} is unknown", "leave the backslash out for the character")
+        if not following.isascii():
+            self._fail(f"the escape \\{following} is unknown", "leave the backslash out for the character")
+        if in_class and following in "Az":
+            self._fail(f"\\{following} is no character", "leave it out of the class")
+        found = _PROPERTY.match(self._pattern, start)
+        self._step(len(found[0]) if found is not None else 2, can_repeat=True)
+        if following in "dDwWsSpP":
+            return None
+        return {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}.get(following, following)
+
+    def _hexadecimal(self, letter: str) -> str:
+        start = self._at
+        braced = _BRACED.match(self._pattern, start + 2)
+        digits = self._pattern[start + 2 : start + 2 + _HEX_DIGITS[letter]] if braced is None else braced[1]
+        if braced is None and (len(digits) < _HEX_DIGITS[letter] or not all(c in _HEX for c in digits)):
+            self._fail(
+                f"\\{letter} needs {_HEX_DIGITS[letter]} hexadecimal digits",
+                f"write them, or any number of them in braces, such as '\\{letter}{{1F600}}'",
+            )
+        code = int(digits, 16) if len(digits) <= 8 else _LARGEST_CODE + 1
+        if code > _LARGEST_CODE or 0xD800 <= code <= 0xDFFF:
+            self._fail(f"\\{letter} names no Unicode character", "write a number up to 10FFFF, without D800 to DFFF")
+        self._step(2 + len(digits) + (0 if braced is None else 2), can_repeat=True)
+        return chr(code)
+
+    def _class(self) -> None:
+        """Step over a class of characters, with the classes inside of it."""
+        pattern, opened = self._pattern, [self._at]
+        self._begin_class()
+        last: str | None = ""  # before the place, where a range may begin; empty: nothing, None: a class
+        while opened:
+            if self._at >= len(pattern):
+                problem, remedy = "the class of characters is not closed", "add ']' behind it; '\\[' is the character"
+                self._fail(problem, remedy, opened[-1])
+            character = pattern[self._at]
+            if character == "]":
+                opened.pop()
+                self._step(1, can_repeat=True)
+                last = ""
+            elif character == "[":
+                named = _POSIX.match(pattern, self._at)
+                if named is not None:
+                    if named[1] not in _POSIX_NAMES:
+                        self._fail("the class has an unknown name", f"one of {', '.join(_POSIX_NAMES)}")
+                    self._at += len(named[0])
+                else:
+                    opened.append(self._at)
+                    self._begin_class()
+                last = ""
+            elif character == "-" and last != "" and pattern[self._at + 1 : self._at + 2] not in ("]", "-", ""):
+                self._range(last)
+                last = ""
+            else:
+                last = self._member()
+
+    def _begin_class(self) -> None:
+        self._at += 1
+        if self._pattern[self._at : self._at + 1] == "^":
+            self._at += 1
+        if self._pattern[self._at : self._at + 1] in ("-", "]"):  # the first one is a character
+            self._at += 1
+
+    def _member(self) -> str | None:
+        if self._pattern[self._at] == "\\":
+            if self._pattern[self._at + 1 : self._at + 2] == "b":
+                self._fail("\\b is no character here", "write '\\x08' for a backspace")
+            return self._escape(in_class=True)
+        self._at += 1
+        return self._pattern[self._at - 1]
+
+    def _range(self, first: str | None) -> None:
+        start = self._at
+        if first is None:
+            self._fail("a class stands at an end of a range", "write '\\-' for the character")
+        self._at += 1
+        if self._pattern[self._at] == "[":
+            self._fail("the range has no end", "write '\\-' for the character", start)
+        last = self._member()
+        if last is None:
+            self._fail("a range of characters ends with a class", "write '\\-' for the character", start)
+        elif first > last:
+            self._fail(f"the range {first!r}-{last!r} is empty", "write the smaller character first", start - 1)
+
+    def _group(self) -> None:
+        pattern, start = self._pattern, self._at
+        for begin, name in _LOOK:
+            if pattern.startswith(begin, start):
+                remedy = "say what the whole text is, without looking around; the text is written from left to right"
+                self._fail(f"{name} '{begin}' is not supported", remedy)
+        for begin, name, remedy in _OTHER_GROUPS:
+            if pattern.startswith(begin, start):
+                self._fail(f"{name} '{begin}' is not supported", remedy)
+        length = 1
+        if pattern.startswith("(?", start):
+            named, flags = _NAME.match(pattern, start), _FLAG_GROUP.match(pattern, start)
+            if named is not None:
+                if named[1] in self._names:
+                    self._fail(f"the group {named[1]!r} is there twice", "leave the names of groups out")
+                self._names.add(named[1])
+                length = len(named[0])
+            elif flags is not None and (flags[1] or flags[2] == ":"):
+                length = len(flags[0])
+                if flags[2] == ")":
+                    self._step(length, can_repeat=False)
+                    return
+            elif pattern.startswith(("(?P<", "(?<"), start):
+                self._fail("the name of the group is not well formed", "write '(?:', because names have no effect here")
+            else:
+                self._fail("the group has an unknown form", "write '(?:' or '('; '\\(' is the character")
+        if len(self._open) >= DEEPEST:
+            self._fail(f"more than {DEEPEST} groups stand within each other", "send a simpler pattern")
+        self._open.append(start)
+        self._sizes.append(0)
+        self._step(length, can_repeat=False)
+
+    def _repeat(self, sign: str) -> None:
+        if not self._can_repeat:
+            self._fail(f"'{sign}' has nothing to repeat before it", f"write '\\{sign}' for the character")
+        self._at += 1
+        if self._pattern[self._at : self._at + 1] == "?":  # a lazy one, which matches the same whole texts
+            self._at += 1
+
+    def _count(self) -> None:
+        if not self._can_repeat:
+            self._fail("'{' has nothing to repeat before it", "write '\\{' for the character")
+        found = _COUNT.match(self._pattern, self._at)
+        if found is None:
+            remedy = "write '{2}', '{2,}' or '{2,5}'; '\\{' is the character"
+            self._fail("'{' begins no number of repetitions", remedy)
+            return
+        least, most = int(found[1][:9]), int((found[3] or "0")[:9])
+        if len(found[1]) > 7 or len(found[3] or "") > 7 or max(least, most) > _MOST_COUNT:
+            self._fail("the number of repetitions is too large", f"write at most {_MOST_COUNT}")
+        if found[3] and least > most:
+            self._fail(f"the repetition {found[0]} is empty", "write the smaller number first")
+        factor = max(least, most, 1)
+        self._sizes[-1] += self._last * (factor - 1)
+        self._last *= factor
+        if self._sizes[-1] > LARGEST:
+            problem = f"with its repetitions written out, the pattern has over {LARGEST} parts"
+            self._fail(problem, "write smaller numbers, or '*' and '+'")
+        self._at = found.end()
+        if self._pattern[self._at : self._at + 1] == "?":
+            self._at += 1
+
+
+_HEX: Final = frozenset("0123456789abcdefABCDEF")
+_POSIX: Final = re.compile(r"\[:\^?([a-z]+):\]")
+_POSIX_NAMES: Final = (
+    "alnum", "alpha", "ascii", "blank", "cntrl", "digit", "graph", "lower", "print", "punct", "space", "upper", "word",
+    "xdigit",
+)  # fmt: skip
