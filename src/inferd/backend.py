@@ -18,6 +18,10 @@ Work_contra = TypeVar("Work_contra", contravariant=True)
 """What ``add`` is given: a request, or what was prepared from one in another thread."""
 
 
+class TakesLong(Exception):
+    """A request can be prepared only by waiting for another process."""
+
+
 class Backend(Protocol[Work_contra]):
     """All methods are called from one thread, the loop's. Times are of ``clock.now()``.
 
@@ -56,9 +60,10 @@ class Backend(Protocol[Work_contra]):
 class PreparingBackend(Backend[Any], Protocol):
     """A generating model: its requests are prepared in another thread before they are added."""
 
-    def prepare(self, request: GenerateRequest) -> object:
+    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> object:
         """Validate, render and tokenize: everything that costs no step. The result is what ``add`` is given. Called
-        from any thread; must not touch the state of the loop's thread. Raises InvalidRequest."""
+        from any thread; must not touch the state of the loop's thread. Raises InvalidRequest; and TakesLong, if it may
+        not take long and has to wait for another process."""
         ...
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from inferd import clock
+from inferd.answer_form import AnswerForm, Constraint
 from inferd.backend import UsesIdleTime
 from inferd.config import DType, ModelConfig, model_name, single_model_config
 from inferd.config.tree import Text
@@ -153,15 +154,17 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        constraint: Constraint | None = None,
         progress: bool = True,
     ) -> list[Completion]:
         """Complete one prompt or many, each a text or token ids. Completions are in the order of the prompts.
 
-        ``sampling`` None uses the model's defaults. All prompts are checked before the first is computed. Raises
-        InvalidRequest, which names the prompt.
+        ``sampling`` None uses the model's defaults. ``constraint``: what each completion must be (``inferd.answer_form``).
+        All prompts are checked before the first is computed. Raises InvalidRequest, which names the prompt, or the
+        field ``at`` of the constraint.
         """
         inputs: list[PromptInput | Conversation] = list(_as_prompts(prompts))
-        return self._run(inputs, [_text_or_tokens(prompt) for prompt in inputs], sampling, progress)
+        return self._run(inputs, [_text_or_tokens(prompt) for prompt in inputs], sampling, constraint, progress)
 
     def chat(
         self,
@@ -169,18 +172,23 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: list[JSON] | None = None,
+        constraint: Constraint | None = None,
         progress: bool = True,
     ) -> list[Completion]:
-        """Answer one conversation (a list of OpenAI messages) or many, through the model's chat template."""
+        """Answer one conversation (a list of OpenAI messages) or many, through the model's chat template.
+
+        ``constraint``: what the text of each answer must be, behind its reasoning.
+        """
         conversations = _as_conversations(messages)
         chats: list[Prompt] = [Chat(messages=_joined(conversation), tools=tools) for conversation in conversations]
-        return self._run(list(conversations), chats, sampling, progress)
+        return self._run(list(conversations), chats, sampling, constraint, progress)
 
     def stream(
         self,
         prompt: PromptInput | Conversation,
         sampling: SamplingParams | None = None,
         *,
+        constraint: Constraint | None = None,
         explicit: Sequence[str] | None = None,
     ) -> Generator[str, None, None]:
         """The text of one answer, in parts. Ending the iteration early cancels the request.
@@ -189,7 +197,7 @@ class LLM:
         the model's defaults replace the others (default: all fields are used). Raises InvalidRequest at the first part.
         """
         made = Chat(messages=_joined(prompt)) if _is_conversation(prompt) else _text_or_tokens(prompt)
-        running = self._add(self._request(made, sampling, stream=True, explicit=explicit))
+        running = self._add(self._request(made, sampling, constraint, stream=True, explicit=explicit))
         try:
             while True:
                 while running.pending:
@@ -227,6 +235,7 @@ class LLM:
         inputs: list[PromptInput | Conversation],
         prompts: list[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
+        constraint: Constraint | None,
         progress: bool,
     ) -> list[Completion]:
         each = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
@@ -237,7 +246,7 @@ class LLM:
             )
         prepared: list[tuple[str, object]] = []
         for position, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
-            request = self._request(prompt, params, stream=False)
+            request = self._request(prompt, params, constraint, stream=False)
             try:
                 prepared.append((request.id, self._prepare(request)))
             except InferdError as error:
@@ -263,7 +272,13 @@ class LLM:
         return [running.completion(given) for running, given in zip(runnings, inputs, strict=True)]
 
     def _request(
-        self, prompt: Prompt, sampling: SamplingParams | None, *, stream: bool, explicit: Sequence[str] | None = None
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None,
+        constraint: Constraint | None,
+        *,
+        stream: bool,
+        explicit: Sequence[str] | None = None,
     ) -> GenerateRequest:
         if explicit is None:
             explicit = SamplingParams.__struct_fields__ if sampling is not None else ()
@@ -274,6 +289,7 @@ class LLM:
             sampling=sampling or SamplingParams(),
             explicit=tuple(explicit),
             stream=stream,
+            form=_form(prompt, constraint),
             arrived_at=clock.now(),
         )
 
@@ -457,6 +473,13 @@ def _load(name: str, config: ModelConfig, progress: bool) -> PreparingBackend:
         from inferd.engine.load import create_backend  # takes some seconds, shown by the bar
 
         return create_backend(name, config, tell, weight_memory)
+
+
+def _form(prompt: Prompt, constraint: Constraint | None) -> AnswerForm | None:
+    """The reasoning of a conversation's answer precedes what the constraint demands, and is left out of its text."""
+    if constraint is None:
+        return None
+    return AnswerForm(constraint=constraint, splits_reasoning=isinstance(prompt, Chat))
 
 
 def _end(ahead: threading.Thread, is_leaving: threading.Event, is_idle: threading.Event) -> None:

@@ -15,19 +15,24 @@ from torch import Tensor
 
 from inferd import clock, ends
 from inferd.checkpoints.text.tokenizer import Owner
+from inferd.engine.answer_scoring import AnswerScoring
 from inferd.engine.beam_search import BeamSearch
 from inferd.engine.generation import Choice, Generation
+from inferd.engine.masks import MaskThread, Wanted
 from inferd.engine.prepare import Prepared, Preparer
 from inferd.engine.runner import Runner
-from inferd.engine.sampler import Sampled, Sampler, SampleRow
+from inferd.engine.sampler import RowMasks, Sampled, Sampler, SampleRow
+from inferd.engine.scheduling.accounting import Account, Ledger
 from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.scheduler import Scheduler, Slice, Step
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.speculation import Speculation
 from inferd.engine.step_clock import StepClock
 from inferd.errors import InferdError, InvalidRequest
-from inferd.types import Chat, GenerateRequest, ModelInfo, Output, StepStats, TextPrompt
+from inferd.structured.guide import INVALID_ANSWER, Guide
+from inferd.types import Chat, GenerateRequest, ModelInfo, Output, SamplingParams, StepStats, TextPrompt
 
+_MOST_CERTAIN = 64  # tokens that are appended to a sequence at once because nothing else may follow
 _PROMPT_LOGITS_ROWS = 64  # rows of prompt logits held at a time: 64 x 151,936 x 4 bytes = 39 MB
 
 
@@ -52,6 +57,12 @@ class Engine:
         self._speculation = speculation
         self._generations: dict[str, Generation] = {}
         self._beams: dict[str, BeamSearch] = {}
+        self._scorings: dict[str, AnswerScoring] = {}
+        self._guides: dict[Sequence, Guide] = {}  # of the constrained answers; empty: steps do nothing about masks
+        self._mask_thread = MaskThread(preparer.mask_words)
+        self._mask_parts: list[Sequence] = []  # of the step under way: whose masks were begun
+        self._num_invalid = 0  # of the step under way: answers that do not satisfy their schema
+        self._num_unmatched = 0  # of it: calls that do not match a schema that is not enforced
         self._cancelled: list[Generation] = []  # their ends are sent with the next step
         # Continuations of answers that were already complete; their ends are sent with the next step.
         self._completed: list[Generation] = []
@@ -60,6 +71,7 @@ class Engine:
         self._current: Step | None = None  # the step being computed
         self._outputs: list[Output] = []  # of the step so far; outputs left over from a failed step come first
         self._clock = StepClock()
+        self._ledger = Ledger()
 
     @property
     def info(self) -> ModelInfo:
@@ -75,8 +87,8 @@ class Engine:
 
     # -- any thread -------------------------------------------------------------------------
 
-    def prepare(self, request: GenerateRequest) -> Prepared:
-        return self._preparer.prepare(request)
+    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
+        return self._preparer.prepare(request, may_take_long=may_take_long)
 
     def tokenize(
         self, prompt: Chat | TextPrompt, want_strings: bool = False, tenant: str = ""
@@ -98,7 +110,8 @@ class Engine:
         request, sampling = prepared.request, prepared.sampling
         if request.id in self._generations:
             raise ends.duplicate(request.id)
-        generation = Generation(prepared, self._preparer.tokenizer, self._info.max_model_len)
+        account = Account(self._ledger, request.arrived_at + prepared.tokenized_s)
+        generation = Generation(prepared, self._preparer.tokenizer, self._info.max_model_len, account)
         if generation.deadline_at is not None and generation.deadline_at <= now:
             raise ends.too_late(request, has_begun=False)
         root = Sequence(
@@ -114,11 +127,19 @@ class Engine:
             arrived_at=request.arrived_at,
             # Logits of every prompt token are requested, so every token must be computed.
             use_cache=sampling.prompt_logprobs is None or request.resumes is not None,
+            account=account,
         )
-        choice = generation.open_choice(root)
+        choice = self._open_choice(generation, root)
         self._generations[request.id] = generation
         if request.resumes is not None:
-            generation.resume(root, request.resumes.token_ids)
+            try:
+                generation.resume(root, request.resumes.token_ids)
+                failure = choice.failure()
+                if failure is not None:
+                    raise failure
+            except InferdError:
+                self._end_generation(generation)
+                raise
             if choice.finish_reason is not None:  # the answer is complete; only its end was not sent
                 self._completed.append(generation)
                 return
@@ -127,6 +148,9 @@ class Engine:
             self._next_deadline = min(self._next_deadline, generation.deadline_at)
         if sampling.use_beam_search and sampling.max_tokens:
             self._beams[request.id] = BeamSearch(prepared, root, self._scheduler)
+        if prepared.answers is not None:
+            scoring = AnswerScoring(prepared.answers, root, self._scheduler, prepared.eos_ids)
+            self._scorings[request.id] = generation.scoring = scoring
         self._scheduler.add(root)
 
     def cancel(self, request_id: str) -> None:
@@ -152,17 +176,23 @@ class Engine:
         began = clock.now()
         self._mark_scheduled(step, now)
         self._add_guesses(step)
+        self._ledger.begin(step, now)
+        if self._guides:
+            self._begin_masks(step)
         hidden = self._forward(step)
         self._commit(step)
         self._score_prompts(step, hidden)
         # A token's time is when it has been computed, not when the step began.
         self._extend_sequences(step, hidden, lambda: now + clock.now() - began)
+        if self._scorings:
+            self._score_answers(step, hidden, lambda: now + clock.now() - began)
         self._record_cost(step, clock.now() - began)
 
     def abort_step(self, error: Exception, now: float) -> list[Output]:
         """``step`` raised: end the requests that were in it and keep the others. Outputs from before the error are
         returned too."""
         step, self._current = self._current, None
+        self._ledger.drop()
         failure = error if isinstance(error, InferdError) else ends.model_failed()
         ids = {part.sequence.request_id for part in step.slices} if step is not None else set(self._generations)
         outputs = self._take_outputs() + self._end_cancelled(now)
@@ -180,6 +210,8 @@ class Engine:
     def close(self) -> None:
         for generation in list(self._generations.values()):
             self._end_generation(generation)
+        self._mask_thread.close()
+        self._preparer.close()
 
     # -- parts of the step ------------------------------------------------------------------
 
@@ -220,8 +252,50 @@ class Engine:
 
     def _add_guesses(self, step: Step) -> None:
         if self._speculation is not None:
-            self._speculation.extend(step)
+            self._speculation.extend(step, self._guides)
         self._clock.lap("speculate")
+
+    def _begin_masks(self, step: Step) -> None:
+        """Compute masks for the rows that will be sampled, beside the forward pass."""
+        wanted: list[Wanted] = []
+        self._mask_parts = []
+        for part in step.slices:
+            guide = self._guides.get(part.sequence) if part.catches_up else None
+            if guide is not None:
+                prepared = self._generations[part.sequence.request_id].prepared
+                num_endless = prepared.sampling.min_tokens - part.sequence.num_outputs
+                if prepared.sampling.ignore_eos:
+                    num_endless = 1 + len(part.draft)
+                wanted.append(Wanted(guide, part.draft, num_endless, tuple(prepared.stop_ids)))
+                self._mask_parts.append(part.sequence)
+        if wanted:
+            self._mask_thread.begin(wanted)
+
+    def _row_masks(self, parts: Seq[Slice]) -> tuple[RowMasks | None, dict[Sequence, int]]:
+        """The masks that ``_begin_masks`` began, by rows of the logits of ``parts``. Of a sequence whose guesses have
+        none: the number of its rows that have one."""
+        if not self._mask_parts:
+            return None, {}
+        masks = self._mask_thread.wait()
+        self._ledger.wait_for_masks(self._clock.lap("masks"))
+        places = {sequence: i for i, sequence in enumerate(self._mask_parts)}
+        roots = {sequence.request_id: i for i, sequence in enumerate(self._mask_parts)}
+        self._mask_parts = []
+        rows: list[int] = []
+        chosen: list[int] = []
+        short: dict[Sequence, int] = {}
+        at = 0
+        for part in parts:
+            if part.sequence in self._guides:
+                # A choice that was forked just now begins like the one that it was forked from.
+                place = places.get(part.sequence, roots[part.sequence.request_id])
+                count = masks.counts[place]
+                if count <= len(part.draft):
+                    short[part.sequence] = count
+                rows += range(at, at + count)
+                chosen += range(masks.first[place], masks.first[place] + count)
+            at += 1 + len(part.draft)
+        return RowMasks(rows, masks.bits, chosen), short
 
     def _forward(self, step: Step) -> Tensor:
         """The hidden states of the step's ``_output_rows``."""
@@ -238,6 +312,7 @@ class Engine:
     def _record_cost(self, step: Step, seconds: float) -> None:
         self._clock.lap("text")
         self._scheduler.record_cost(step, seconds)
+        self._ledger.commit(seconds)
         if self._speculation is not None:
             self._speculation.record_step()
 
@@ -268,6 +343,45 @@ class Engine:
                     known += [generation.describe(s, sampling.prompt_logprobs) for s in scored]
             row += part.count
 
+    def _score_answers(self, step: Step, hidden: Tensor, read_clock: Callable[[], float]) -> None:
+        """Log-probabilities of the answers that requests score, and the next parts of these answers."""
+        computed: list[tuple[Slice, AnswerScoring]] = []
+        rows: list[int] = []
+        tokens: list[list[int]] = []  # of each row: those that are wanted
+        places: list[tuple[AnswerScoring, Sequence, int]] = []
+        row = 0
+        for part in step.slices:
+            scoring = self._scorings.get(part.sequence.request_id)
+            if scoring is not None:
+                computed.append((part, scoring))
+                for at, wanted in scoring.wanted(part):
+                    rows.append(row + at - part.start)
+                    tokens.append(wanted)
+                    places.append((scoring, part.sequence, at))
+            row += part.count
+        failed: dict[str, InferdError] = {}
+        for first in range(0, len(rows), _PROMPT_LOGITS_ROWS):
+            chosen = slice(first, first + _PROMPT_LOGITS_ROWS)
+            logits = self._runner.logits(hidden, rows[chosen])
+            found = self._sampler.logprobs(logits, tokens[chosen])
+            for (scoring, sequence, at), logprobs in zip(places[chosen], found, strict=True):
+                if isinstance(logprobs, InferdError):
+                    failed[sequence.request_id] = logprobs
+                else:
+                    scoring.record(sequence, at, logprobs)
+        self._clock.lap("logits")
+        for part, scoring in computed:
+            if part.catches_up and part.sequence.request_id not in failed:
+                scoring.advance(part.sequence)
+        now = read_clock()
+        for request_id in dict.fromkeys(part.sequence.request_id for part, _ in computed):
+            generation = self._generations[request_id]
+            if request_id in failed:
+                self._end_generation(generation)
+                self._outputs.append(generation.failed(failed[request_id], now))
+            elif self._scorings[request_id].is_done:
+                self._outputs.append(self._finish_unsampled(generation, now))
+
     def _extend_sequences(self, step: Step, hidden: Tensor, read_clock: Callable[[], float]) -> None:
         """Sample every sequence that has caught up, and collect the outputs."""
         rows: list[int] = []  # of hidden; a sequence with guesses has one row more than guesses
@@ -278,9 +392,9 @@ class Engine:
         at = 0
         for part in step.slices:
             at += part.count
-            if not part.catches_up:
-                continue
             sequence = part.sequence
+            if not part.catches_up or sequence.request_id in self._scorings:
+                continue
             generation = self._generations[sequence.request_id]
             if sequence.sampling.max_tokens == 0:
                 scored.append(generation)
@@ -326,7 +440,7 @@ class Engine:
         generation.has_forked = True
         children = [self._scheduler.fork(part.sequence, index) for index in range(1, sampling.width)]
         for child in children:
-            generation.open_choice(child)
+            self._open_choice(generation, child)
         return [child for child in children if child.is_running]
 
     def _sample(self, parts: Seq[Slice], logits: Tensor, changed: dict[str, list[Choice]], now: float) -> None:
@@ -340,10 +454,34 @@ class Engine:
             for part in parts
             for count in range(len(part.draft) + 1)
         ]
-        drawn = iter(self._sampler.sample(logits, rows))
+        masks, short = self._row_masks(parts)
+        raw = self._raw_rows(parts, logits)
+        drawn = iter(self._sampler.sample(logits, rows, masks))
         self._clock.lap("sample")
         for part in parts:
-            self._append_drawn(part, [next(drawn) for _ in range(len(part.draft) + 1)], changed, now)
+            own = [next(drawn) for _ in range(len(part.draft) + 1)]
+            count = short.get(part.sequence, len(own))
+            self._append_drawn(part, own[:count], raw.get(part.sequence), changed, now)
+
+    def _raw_rows(self, parts: Seq[Slice], logits: Tensor) -> dict[Sequence, Tensor]:
+        """The logits before sampling changes them, of the sequences whose tokens may be replaced by others and must be
+        scored."""
+        found: dict[Sequence, Tensor] = {}
+        at = 0
+        for part in parts:
+            form = self._generations[part.sequence.request_id].prepared.request.form
+            count = 1 + len(part.draft)
+            if form is not None and form.replaces_tokens and part.sequence.sampling.wants_logprob:
+                found[part.sequence] = logits[at : at + count].clone()
+            at += count
+        return found
+
+    def _replaced(self, token_id: int, raw: Tensor | None, sampling: SamplingParams) -> Sampled:
+        """Another token than the drawn one, with its log-probability where that is requested. ``raw`` [1, V]."""
+        if raw is None:
+            return Sampled(token_id)
+        (scored,) = self._sampler.prompt_logprobs(raw, [token_id], sampling.logprobs or 0)
+        return scored
 
     def _sample_row(self, sequence: Sequence, tentative: Seq[int]) -> SampleRow:
         """How a sequence is sampled after guessed tokens."""
@@ -356,39 +494,82 @@ class Engine:
             said,
             sequence.seed,
             sequence.index,
-            prepared.stop_ids,
+            prepared.stop_ids if prepared.grammar is None else frozenset(),  # its masks leave them out
             prepared.bad_words,
         )
 
     def _append_drawn(
-        self, part: Slice, drawn: list[Sampled | InferdError], changed: dict[str, list[Choice]], now: float
+        self,
+        part: Slice,
+        drawn: list[Sampled | InferdError],
+        raw: Tensor | None,
+        changed: dict[str, list[Choice]],
+        now: float,
     ) -> None:
-        """Append drawn tokens to a sequence, up to the first that differs from the guess."""
+        """Append drawn tokens to a sequence, up to the first that differs from the guess. ``raw``: see
+        ``_raw_rows``."""
         sequence = part.sequence
         generation = self._generations.get(sequence.request_id)
         if generation is None:  # a sibling failed just now
             return
         num_right, was_wrong = 0, False
-        for expected, sampled in zip((*part.draft, None), drawn, strict=True):
+        for row, (expected, sampled) in enumerate(zip((*part.draft, None), drawn, strict=False)):
             if isinstance(sampled, InferdError):
-                self._end_generation(generation)
-                self._outputs.append(generation.failed(sampled, now))
+                self._fail(generation, sampled, now)
                 return
+            token_id = generation.choices[sequence.index].decide(sampled.token_id, generation.prepared)
+            if token_id != sampled.token_id:
+                scored = None if raw is None else raw[row : row + 1]
+                sampled = self._replaced(token_id, scored, sequence.sampling)
             choice = generation.push(sequence, sampled, now)
+            failure = choice.failure()
+            if failure is not None:
+                self._fail(generation, failure, now)
+                return
             if sampled.token_id != expected:
                 was_wrong = expected is not None
                 break
             num_right += 1
             if choice.finish_reason is not None:
                 break
+        failure = self._append_certain(generation, choice, now)
+        if failure is not None:
+            self._fail(generation, failure, now)
+            return
         changed.setdefault(generation.id, []).append(choice)
         if part.draft:
             self._scheduler.accept_guesses(part, num_right)
+            generation.account.num_accepted += num_right
             if self._speculation is not None:
                 self._speculation.record_outcome(part, num_right, was_wrong)
         if choice.finish_reason is not None:
             generation.num_preemptions += sequence.num_preemptions
             self._remove_sequence(sequence)
+
+    def _append_certain(self, generation: Generation, choice: Choice, now: float) -> InferdError | None:
+        """Append the tokens that the answer's form leaves no choice for. They need no logits, so the next step computes
+        them as it computes a prompt. Returns why the answer cannot go on."""
+        guide, sequence = choice.guide, choice.sequence
+        if guide is None or not generation.prepared.may_skip_logits:
+            return None
+        for _ in range(_MOST_CERTAIN):
+            if choice.finish_reason is not None or choice.closing:
+                break
+            token_id = guide.certain()
+            if token_id is None:
+                break
+            generation.push(sequence, Sampled(choice.decide(token_id, generation.prepared)), now)
+            if sequence.account is not None:
+                sequence.account.num_accepted += 1
+            failure = choice.failure()
+            if failure is not None:
+                return failure
+        return None
+
+    def _fail(self, generation: Generation, error: InferdError, now: float) -> None:
+        self._num_invalid += error.code == INVALID_ANSWER
+        self._end_generation(generation)
+        self._outputs.append(generation.failed(error, now))
 
     def _finish_unsampled(self, generation: Generation, now: float) -> Output:
         for choice in generation.choices.values():
@@ -413,7 +594,14 @@ class Engine:
 
     # -- books ------------------------------------------------------------------------------
 
+    def _open_choice(self, generation: Generation, sequence: Sequence) -> Choice:
+        choice = generation.open_choice(sequence)
+        if choice.guide is not None:
+            self._guides[sequence] = choice.guide
+        return choice
+
     def _remove_sequence(self, sequence: Sequence) -> None:
+        self._guides.pop(sequence, None)
         self._scheduler.remove(sequence)
         if self._speculation is not None:
             self._speculation.forget(sequence)
@@ -426,12 +614,20 @@ class Engine:
         beams = self._beams.pop(generation.id, None)
         if beams is not None:
             beams.close()
-        self._generations.pop(generation.id, None)
+        scoring = self._scorings.pop(generation.id, None)
+        if scoring is not None:
+            scoring.close()
+            generation.num_preemptions += scoring.num_preemptions
+        if self._generations.pop(generation.id, None) is not None:
+            guides = [choice.guide for choice in generation.choices.values() if choice.guide is not None]
+            self._num_unmatched += sum(guide.num_unmatched for guide in guides)
         self._with_deadline.discard(generation.id)
         self._sampler.forget(generation.prepared.prompt_ids)
 
     def _stats(self, step: Step) -> StepStats:
         pool, tokenizer = self._scheduler.pool, self._preparer.tokenizer
+        num_invalid, self._num_invalid = self._num_invalid, 0
+        num_unmatched, self._num_unmatched = self._num_unmatched, 0
         guessed = self._speculation if step.slices else None
         return StepStats(
             num_running=len(self._scheduler.running),
@@ -451,6 +647,8 @@ class Engine:
             tokenizer_cache_queries=tokenizer.cache_queries,
             tokenize_s=self._preparer.tokenize_s,
             parts=self._clock.parts(),
+            num_invalid=num_invalid,
+            num_unmatched=num_unmatched,
         )
 
 
@@ -470,6 +668,8 @@ def _output_rows(step: Step) -> list[int]:
         at += part.count
         if part.sequence.sampling.prompt_logprobs is not None:
             rows += range(at - part.count, at)
+        elif part.sequence.scored_from is not None:
+            rows += range(at - part.count + max(part.sequence.scored_from - 1 - part.start, 0), at)
         elif part.catches_up:
             rows += range(at - 1 - len(part.draft), at)
     return rows

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from inferd.checkpoints.answers.parser import AnswerParser, Parts
 from inferd.checkpoints.text.detokenizer import Detokenizer
 from inferd.checkpoints.text.tokenizer import Tokenizer
+from inferd.engine.answer_scoring import AnswerScoring
 from inferd.engine.prepare import Prepared
 from inferd.engine.sampler import Sampled
+from inferd.engine.scheduling.accounting import Account
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.stop import StopBuffer
-from inferd.errors import InferdError
+from inferd.errors import InferdError, InvalidRequest
+from inferd.structured.guide import Guide
 from inferd.types import (
+    CallDelta,
     Delta,
+    DeltaKind,
     End,
     FinishReason,
     Output,
@@ -26,7 +33,18 @@ from inferd.types import (
     TokenLogprob,
     TopLogprob,
     Usage,
+    joined_calls,
 )
+
+
+class _Said(NamedTuple):
+    """Text, reasoning or calls that another part of the answer follows."""
+
+    text: str
+    reasoning: str
+    calls: tuple[CallDelta, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,19 +55,58 @@ class Choice:
     sequence: Sequence
     detokenizer: Detokenizer
     stops: StopBuffer
+    parser: AnswerParser | None  # None: the answer is plain text
+    guide: Guide | None  # None: the answer may be any text
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[CallDelta] = field(default_factory=list)
+    before: list[_Said] = field(default_factory=list)  # what comes before the text, the reasoning or the calls
+    kind: DeltaKind = ""  # which of the three was added last
+    num_said: int = 0  # of the tokens, that came with it
+    num_reasoning: int = 0  # tokens
+    closing: list[int] = field(default_factory=list)  # tokens that must come next, to close the reasoning
+    is_whole: bool = False  # it ended where its constraint is satisfied
+
+    def decide(self, token_id: int, prepared: Prepared) -> int:
+        """The token that follows where the model chose this one: another one where the reasoning must be closed, or the
+        answer would not fit into its tokens. To be pushed next."""
+        return self.fit(self.closing[0] if self.closing else token_id, prepared)
+
+    def fit(self, token_id: int, prepared: Prepared) -> int:
+        """The token, or another one where the answer would not fit into its tokens. To be pushed next."""
+        if self.guide is None:
+            return token_id
+        return self.guide.fit(token_id, (prepared.sampling.max_tokens or 0) - self.sequence.num_outputs)
 
     def push(self, token_id: int, prepared: Prepared, max_model_len: int) -> None:
         """Add a generated token (already appended to the sequence) and decide whether the answer ends."""
+        self.token_ids.append(token_id)
+        if self.parser is None:
+            self._take(token_id, prepared, max_model_len)
+            return
+        was_reasoning = self.parser.is_reasoning
+        self._take(token_id, prepared, max_model_len)
+        self.num_reasoning += was_reasoning or self.parser.is_reasoning
+        if self.closing and self.closing[0] == token_id:
+            del self.closing[0]
+        else:
+            self.closing.clear()
+            self.close_reasoning(prepared)
+        if self.finish_reason is not None:
+            for parts in self.parser.finish():
+                self._add(parts)
+
+    def _take(self, token_id: int, prepared: Prepared, max_model_len: int) -> None:
+        is_complete = self.guide is not None and self.guide.push(token_id)
         sampling = prepared.sampling
         count = self.sequence.num_outputs
-        self.token_ids.append(token_id)
         may_stop = count >= sampling.min_tokens
-        if may_stop and token_id in prepared.eos_ids:
+        if (may_stop or self.guide is not None) and token_id in prepared.eos_ids:
+            self.is_whole = self.guide is not None
             if sampling.include_stop_str_in_output or not sampling.skip_special_tokens:
                 self._say(self.detokenizer.push(token_id), may_stop=False)
             self._finish("stop", None)
@@ -59,19 +116,41 @@ class Choice:
                 self._say(self.detokenizer.push(token_id), may_stop=False)
             self._finish("stop", token_id)
             return
-        self._say(self.detokenizer.push(token_id), may_stop)
+        text = self.detokenizer.push(token_id)
+        if self.guide is not None and self.parser is None:
+            self.guide.hear(text)
+        self._say(text, may_stop)
+        if is_complete and self.stops.matched is None:
+            self.is_whole = True
+            self._finish("stop", None)
+            return
         if self.stops.matched is None and (
             count >= (sampling.max_tokens or 0) or len(self.sequence.tokens) >= max_model_len
         ):
             self._finish("length", None)
 
+    def close_reasoning(self, prepared: Prepared) -> None:
+        """Force the tokens that close the reasoning, when its budget is used up."""
+        parsing = prepared.parsing
+        if parsing is None or parsing.budget is None or self.parser is None:
+            return
+        if self.parser.is_reasoning and self.num_reasoning >= parsing.budget:
+            self.closing = list(parsing.close_ids)
+
+    def failure(self) -> InferdError | None:
+        """Why the answer must not be sent on: its constraint cannot be computed, or its text does not satisfy it."""
+        if self.guide is None:
+            return None
+        return self.guide.failure() or (self.guide.check() if self.is_whole else None)
+
     def skip_sent(self) -> None:
         """Drop what has been added so far: another worker sent it before."""
-        self.text, self.token_ids = [], []
+        self.text, self.token_ids, self.reasoning, self.calls = [], [], [], []
+        self.before, self.kind, self.num_said = [], "", 0
 
     def _say(self, text: str, may_stop: bool) -> None:
         if text:
-            self.text.append(self.stops.push(text) if may_stop else self.stops.push_unchecked(text))
+            self._show(self.stops.push(text) if may_stop else self.stops.push_unchecked(text))
         if self.stops.matched is not None:
             self.finish_reason, self.stop_reason = "stop", self.stops.matched
 
@@ -79,21 +158,63 @@ class Choice:
         """The answer ends: text that the detokenizer and the stop buffer held back is added."""
         self._say(self.detokenizer.flush(), may_stop=True)
         if self.finish_reason is None:
-            self.text.append(self.stops.flush())
+            self._show(self.stops.flush())
             self.finish_reason, self.stop_reason = reason, stop_reason
 
-    def news(self, index: int, want_logprobs: bool) -> Delta:
+    def _show(self, text: str) -> None:
+        if self.parser is None:
+            self.text.append(text)
+        elif text:
+            for parts in self.parser.feed(text):
+                self._add(parts)
+
+    def _add(self, parts: Parts) -> None:
+        if self.guide is not None:
+            self.guide.hear(parts.text)
+            for part in parts.calls:
+                self.guide.hear_call(part)
+        if parts.calls:
+            self._go_to("calls")
+            self.calls += parts.calls
+        elif parts.reasoning:
+            self._go_to("reasoning")
+            self.reasoning.append(parts.reasoning)
+        else:
+            self._go_to("text")
+            self.text.append(parts.text)
+
+    def _go_to(self, kind: DeltaKind) -> None:
+        """The answer goes on with text, reasoning or calls. Tokens without a text so far belong to what comes."""
+        if self.kind and self.kind != kind:
+            count = self.num_said
+            ids, logprobs = tuple(self.token_ids[:count]), tuple(self.logprobs[:count])
+            said = _Said("".join(self.text), "".join(self.reasoning), joined_calls(self.calls), ids, logprobs)
+            self.before.append(said)
+            self.text, self.reasoning, self.calls = [], [], []
+            del self.token_ids[:count], self.logprobs[:count]
+        self.kind = kind
+        self.num_said = len(self.token_ids)
+
+    def news(self, index: int, want_logprobs: bool) -> list[Delta]:
         """The new text and tokens since the last call, as choice ``index`` of the answer."""
-        delta = Delta(
+        deltas = [
+            Delta(index, s.text, s.token_ids, s.logprobs if want_logprobs else None, None, None, s.reasoning, s.calls)
+            for s in self.before
+        ]
+        last = Delta(
             index,
             "".join(self.text),
             tuple(self.token_ids),
             tuple(self.logprobs) if want_logprobs else None,
             self.finish_reason,
             self.stop_reason,
+            "".join(self.reasoning),
+            joined_calls(self.calls),
         )
-        self.text, self.token_ids, self.logprobs = [], [], []
-        return delta
+        self.text, self.token_ids, self.logprobs, self.reasoning, self.calls = [], [], [], [], []
+        self.before, self.kind, self.num_said = [], "", 0
+        deltas.append(last)
+        return deltas
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +224,7 @@ class Generation:
     prepared: Prepared
     tokenizer: Tokenizer
     max_model_len: int
+    account: Account
     choices: dict[int, Choice] = field(default_factory=dict)
     has_forked: bool = False
     num_cached: int = 0
@@ -113,6 +235,7 @@ class Generation:
     scheduled_at: float | None = None
     first_token_at: float | None = None
     has_reported: bool = False
+    scoring: AnswerScoring | None = None  # of a request that scores answers
 
     @property
     def id(self) -> str:
@@ -134,7 +257,7 @@ class Generation:
         return None if request.deadline_s is None else request.arrived_at + request.deadline_s
 
     def open_choice(self, sequence: Sequence) -> Choice:
-        sampling = self.prepared.sampling
+        sampling, parsing = self.prepared.sampling, self.prepared.parsing
         choice = Choice(
             sequence.index,
             sequence,
@@ -142,20 +265,30 @@ class Generation:
                 skip_special_tokens=sampling.skip_special_tokens,
                 spaces_between_special_tokens=sampling.spaces_between_special_tokens,
                 prompt_ids=self.prepared.prompt_ids,
+                shown_ids=parsing.shown_ids if parsing is not None else frozenset(),
             ),
             StopBuffer(sampling.stop, sampling.include_stop_str_in_output),
+            parsing.parser() if parsing is not None else None,
+            self.prepared.grammar.guide() if self.prepared.grammar is not None else None,
         )
+        choice.close_reasoning(self.prepared)
         self.choices[sequence.index] = choice
         return choice
 
     def resume(self, sequence: Sequence, token_ids: Seq[int]) -> None:
         """Restore the only choice's state after these tokens had been sent: detokenizer, stop strings and counts.
 
-        The tokens are not sent again.
+        The tokens are not sent again. Raises InvalidRequest where the answer cannot have them.
         """
         choice = self.choices[sequence.index]
         for token_id in token_ids:
             if choice.finish_reason is None:
+                if choice.fit(token_id, self.prepared) != token_id:
+                    raise InvalidRequest(
+                        f"The answer to be continued has token {token_id}, which this request does not lead to. Send "
+                        "the request again.",
+                        param="resumes",
+                    )
                 sequence.tokens.append(token_id)
                 self.num_generated += 1
                 choice.push(token_id, self.prepared, self.max_model_len)
@@ -195,9 +328,11 @@ class Generation:
         want_logprobs = self.prepared.sampling.logprobs is not None
         deltas: list[Delta] = []
         if not self.is_collected:
-            deltas = [choice.news(choice.index, want_logprobs) for choice in changed]
+            for choice in changed:
+                deltas += choice.news(choice.index, want_logprobs)
         elif finished:
-            deltas = [choice.news(i, want_logprobs) for i, choice in enumerate(self._best())]
+            for i, choice in enumerate(self._best()):
+                deltas += choice.news(i, want_logprobs)
         if not deltas and not finished:
             return None
         return Output(self.id, tuple(deltas), self._report(), self.end("done", now) if finished else None)
@@ -219,12 +354,14 @@ class Generation:
         wants_logprobs = prepared.sampling.prompt_logprobs is not None
         wants_ids = prepared.request.return_prompt_ids or wants_logprobs
         return PromptReport(
-            len(prepared.prompt_ids),
+            prepared.num_prompt,
             self.num_cached,
             tuple(prepared.prompt_ids) if wants_ids else None,
             tuple(self.prompt_logprobs) if wants_logprobs else None,
             self.tokenizer.decode(prepared.prompt_ids, prepared.sampling.skip_special_tokens) if wants_ids else None,
             prepared.seed if prepared.sampling.width == 1 and not prepared.sampling.use_beam_search else None,
+            self.scoring.trie.scores() if self.scoring is not None else None,
+            prepared.unenforced,
         )
 
     def failed(self, error: InferdError, now: float) -> Output:
@@ -236,22 +373,29 @@ class Generation:
     def end(self, outcome: str, now: float, error: InferdError | None = None) -> End:
         """Usage counts what was computed, however the request ended. To be called after its sequences have stopped."""
         arrived = self.prepared.request.arrived_at
-        num_prompt = self._num_prompt_computed if outcome != "done" else len(self.prepared.prompt_ids)
+        num_prompt = self._num_prompt_computed if outcome != "done" else self.prepared.num_prompt
 
         def after(at: float | None) -> float | None:
             return None if at is None else at - arrived
 
         return End(
             outcome,  # type: ignore[arg-type]
-            Usage(num_prompt, self.num_generated, min(self.num_cached, num_prompt)),
+            Usage(
+                num_prompt,
+                self.num_generated,
+                min(self.num_cached, num_prompt),
+                sum(choice.num_reasoning for choice in self.choices.values()),
+            ),
             Timings(
                 tokenized=self.prepared.tokenized_s,
                 scheduled=after(self.scheduled_at),
                 first_token=after(self.first_token_at),
                 finished=now - arrived,
+                begun=self.prepared.begun_s,
             ),
             error.to_failure() if error is not None else None,
             self.num_preemptions,
+            self.account.close(now),
         )
 
     @property
@@ -260,4 +404,6 @@ class Generation:
         num_prompt = len(self.prepared.prompt_ids)
         if self.num_generated:
             return num_prompt
+        if self.scoring is not None and self.scoring.num_read:
+            return self.scoring.num_read
         return min(num_prompt, max([choice.sequence.num_reached for choice in self.choices.values()], default=0))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from inferd import clock
+from inferd.checkpoints.answers.notation import Notation, notation_of
 from inferd.checkpoints.generation_config import GenerationDefaults, load_generation_defaults
 from inferd.checkpoints.longrope import factors_of, factors_text
 from inferd.checkpoints.text.chat_template import ChatTemplate
@@ -23,6 +24,7 @@ from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.checkpoints.weight_cache import WeightCache
 from inferd.config import ModelConfig
 from inferd.engine.engine import Engine
+from inferd.engine.forms import Forms
 from inferd.engine.memory import (
     FREE_SHARE,
     Arena,
@@ -51,6 +53,8 @@ from inferd.native.packed import packing_into
 from inferd.native.paged_attention import AttentionKind, native_available
 from inferd.native.triton import switch
 from inferd.registry.source import check_folder, resolve
+from inferd.structured.compiled import Compiler
+from inferd.structured.vocabulary import Vocabulary
 from inferd.types import ModelInfo, SamplingParams
 
 if TYPE_CHECKING:
@@ -114,6 +118,7 @@ def create_backend(
     if config.threads is None and checkpoint.decoder.weights_bytes < _WORTH_SHARING_BYTES:
         torch.set_num_threads(1)
     draft = load_draft(config, folder, checkpoint.num_tokens, device, progress)
+    progress("KV cache", 0, 0)
     memory = _plan_memory(config, checkpoint.decoder, draft, device)
     runner = _runner(config, checkpoint.decoder, memory, device, weight_memory)
     scheduler = _scheduler(config, memory.arena.num_blocks)
@@ -123,9 +128,12 @@ def create_backend(
     progress("warm-up", 1, 1)
     phases.done("warm_up")
     eos_ids = _eos_ids(checkpoint, defaults)
+    used = defaults if config.use_generation_config else GenerationDefaults()
+    notation = _notation(folder, checkpoint, eos_ids)
+    phases.done("answer_format")
     engine = Engine(
-        info=_info(name, config, checkpoint, memory, eos_ids, device, phases),
-        preparer=_preparer(config, checkpoint, memory.arena, defaults, eos_ids),
+        info=_info(name, config, checkpoint, memory, eos_ids, notation, device, phases, used),
+        preparer=_preparer(config, checkpoint, memory.arena, used, eos_ids, notation),
         runner=runner,
         scheduler=scheduler,
         sampler=Sampler(checkpoint.num_tokens),
@@ -149,6 +157,7 @@ def _read_checkpoint(
     with ThreadPoolExecutor(2, "inferd-read") as pool, packing_into(weight_memory):
         reading = pool.submit(_read_text_parts, folder, config.chat_template)
         digesting = pool.submit(_digest_of_files, folder)
+        progress("weights", 0, 0)
         decoder = load_model(
             folder,
             dtype=config.dtype,
@@ -160,6 +169,7 @@ def _read_checkpoint(
             weight_cache=weight_cache,
         )
         phases.done("weights")
+        progress("tokenizer", 0, 0)
         tokenizer, template = reading.result()
         digest = digesting.result()
     phases.done("tokenizer_after_weights")
@@ -226,14 +236,30 @@ def _eos_ids(checkpoint: _Checkpoint, defaults: GenerationDefaults) -> frozenset
     return ids if own is None else ids | {own}
 
 
+def _notation(folder: Path, checkpoint: _Checkpoint, eos_ids: frozenset[int]) -> Notation | None:
+    """How the checkpoint writes calls and reasoning, told in the log."""
+    if checkpoint.template is None:
+        return None
+    notation = notation_of(folder, checkpoint.template, checkpoint.tokenizer, eos_ids)
+    if notation is None:
+        _log.info("No notation of tool calls or reasoning was found in the chat template.")
+    elif notation.defect:
+        _log.warning("Notation of tool calls and reasoning: %s", notation.told)
+    else:
+        _log.info("Notation of tool calls and reasoning: %s", notation.told)
+    return notation
+
+
 def _info(
     name: str,
     config: ModelConfig,
     checkpoint: _Checkpoint,
     memory: _Memory,
     eos_ids: frozenset[int],
+    notation: Notation | None,
     device: torch.device,
     phases: _Phases,
+    defaults: GenerationDefaults,
 ) -> ModelInfo:
     decoder, arena = checkpoint.decoder, memory.arena
     dims = decoder.config
@@ -251,6 +277,9 @@ def _info(
         max_num_seqs=config.scheduler.max_num_seqs,
         eos_token_ids=tuple(sorted(eos_ids)),
         has_chat_template=checkpoint.template is not None,
+        temperature=1.0 if defaults.temperature is None else defaults.temperature,
+        top_p=1.0 if defaults.top_p is None else defaults.top_p,
+        answer_format=notation.told if notation is not None else "",
         fingerprint=_fingerprint(checkpoint.digest, decoder, memory.attention, config.kv_cache.dtype),
         attention=memory.attention,
         memory=memory_plan(
@@ -266,7 +295,12 @@ def _info(
 
 
 def _preparer(
-    config: ModelConfig, checkpoint: _Checkpoint, arena: Arena, defaults: GenerationDefaults, eos_ids: frozenset[int]
+    config: ModelConfig,
+    checkpoint: _Checkpoint,
+    arena: Arena,
+    defaults: GenerationDefaults,
+    eos_ids: frozenset[int],
+    notation: Notation | None,
 ) -> Preparer:
     limits = Limits(
         vocab_size=checkpoint.decoder.config.vocab_size,
@@ -275,8 +309,10 @@ def _preparer(
         num_blocks=arena.num_blocks,
         block_size=config.kv_cache.block_size,
     )
-    used = defaults if config.use_generation_config else GenerationDefaults()
-    return Preparer(checkpoint.tokenizer, checkpoint.template, used, eos_ids, limits, config.seed)
+    compiler = Compiler(Vocabulary(checkpoint.tokenizer, checkpoint.num_tokens, eos_ids))
+    return Preparer(
+        checkpoint.tokenizer, checkpoint.template, defaults, eos_ids, limits, config.seed, Forms(compiler, notation)
+    )
 
 
 def _speculation(
@@ -286,9 +322,7 @@ def _speculation(
     draft: LoadedDraft | None,
     num_tokens: int,
     device: torch.device,
-) -> Speculation | None:
-    if config.speculation.method == "none":
-        return None
+) -> Speculation:
     draft_model = draft.with_cache(config, arena.num_blocks, num_tokens) if draft is not None else None
     # One thread's processor time is steadier than the wall clock; of several threads it would leave out the others.
     is_alone = device.type == "cpu" and torch.get_num_threads() == 1

@@ -13,12 +13,19 @@ from dataclasses import dataclass
 import msgspec
 
 from inferd import clock
+from inferd.answer_form import AnswerForm
+from inferd.checkpoints.answers.notation import Parsing
 from inferd.checkpoints.generation_config import GenerationDefaults
 from inferd.checkpoints.text.chat_template import ChatTemplate
 from inferd.checkpoints.text.tokenizer import NO_OWNER, Owner, Tokenizer
+from inferd.engine.answer_trie import AnswerTrie, Tokenized
+from inferd.engine.forms import Forms
 from inferd.errors import ContextLengthExceeded, InvalidRequest
-from inferd.types import Chat, Continuation, GenerateRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from inferd.structured.guide import CompiledGrammar
+from inferd.types import JSON, Chat, Continuation, GenerateRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 
+_TAIL_TOKENS = 64  # of a prompt, which show whether it has opened the reasoning
+_PLAIN = {"role", "content"}  # the fields of a message that has text alone
 _DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -33,8 +40,30 @@ class Prepared:
     eos_ids: frozenset[int]  # end the sequence, unless ignore_eos
     stop_ids: frozenset[int]  # eos and stop_token_ids: banned until min_tokens
     bad_words: tuple[tuple[int, ...], ...]
+    grammar: CompiledGrammar | None  # of the whole answer; None: any text
     salt: bytes
-    tokenized_s: float  # after arrival
+    begun_s: float  # seconds after its arrival at which its tokenizing began,
+    tokenized_s: float  # and ended
+    parsing: Parsing | None = None  # None: an answer is plain text
+    answers: AnswerTrie | None = None  # that are scored; None: an answer is generated
+    unenforced: tuple[str, ...] = ()  # fields with schemas of tools that do not bind the answer
+
+    @property
+    def num_prompt(self) -> int:
+        """The tokens that are read."""
+        return len(self.prompt_ids) if self.answers is None else self.answers.num_tokens
+
+    @property
+    def may_skip_logits(self) -> bool:
+        """Whether a token that nothing else may stand for needs no logits: its log-probability is not requested, and no
+        other field can ban it."""
+        sampling = self.sampling
+        return (
+            sampling.logprobs is None
+            and sampling.width == sampling.n
+            and sampling.allowed_token_ids is None
+            and not self.bad_words
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +88,31 @@ class Preparer:
         eos_ids: frozenset[int],
         limits: Limits,
         seed: int | None,
+        forms: Forms,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults
         self.eos_ids = eos_ids
         self.limits = limits
+        self._forms = forms
         self._random = random.Random(seed)
         self.tokenize_s = 0.0
 
-    def prepare(self, request: GenerateRequest) -> Prepared:
-        """Raises InvalidRequest, naming the field, the value and the remedy."""
+    @property
+    def mask_words(self) -> int:
+        """32-bit words of a mask of this model's tokens."""
+        return self._forms.compiler.vocabulary.mask_words
+
+    def close(self) -> None:
+        self._forms.compiler.close()
+
+    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
+        """Raises InvalidRequest, naming the field, the value and the remedy. May raise TakesLong, as
+        ``PreparingBackend`` says."""
         began = clock.now()
+        if request.answer_sets:
+            return self._prepare_answers(request, began)
         keep = request.truncate_prompt_tokens
         if isinstance(request.prompt, TextPrompt) and keep is None:
             self._refuse_far_too_long(request.prompt.text)
@@ -87,7 +129,11 @@ class Preparer:
         if request.resumes is not None:
             self._check_resumes(request.resumes, sampling, len(prompt_ids))
             seed = request.resumes.seed
-        eos_ids = frozenset() if sampling.ignore_eos else self.eos_ids
+        parsing, grammar, unenforced = self._forms.resolve(request, prompt_ids, may_take_long=may_take_long)
+        if request.form is not None and request.form.fit:
+            _check_fit(request.form, sampling, grammar)
+        # A constrained answer ends where its form ends, so ignore_eos only delays the end there.
+        eos_ids = frozenset() if sampling.ignore_eos and grammar is None else self.eos_ids
         done = clock.now()
         self.tokenize_s += done - began
         return Prepared(
@@ -98,8 +144,12 @@ class Preparer:
             eos_ids=eos_ids,
             stop_ids=self.eos_ids | frozenset(sampling.stop_token_ids),
             bad_words=self._bad_words(sampling, owner),
+            grammar=grammar,
             salt=_salt(request),
+            begun_s=began - request.arrived_at,
             tokenized_s=done - request.arrived_at,
+            parsing=parsing,
+            unenforced=unenforced,
         )
 
     def tokenize(self, prompt: Prompt, owner: Owner = NO_OWNER) -> list[int]:
@@ -116,13 +166,89 @@ class Preparer:
             case TextPrompt(text=text, add_special_tokens=special):
                 return self.tokenizer.encode(text, special, owner)
             case Chat():
-                if self.template is None:
-                    raise InvalidRequest(
-                        "This model has no chat template. Use /v1/completions, or set chat_template in the model's "
-                        "configuration.",
-                        param="messages",
-                    )
-                return self.tokenizer.encode(self.template.render(prompt), prompt.add_special_tokens, owner)
+                return self.tokenizer.encode(self._render(prompt), prompt.add_special_tokens, owner)
+
+    def _render(self, prompt: Chat) -> str:
+        if self.template is None:
+            raise InvalidRequest(
+                "This model has no chat template. Use /v1/completions, or set chat_template in the model's "
+                "configuration.",
+                param=prompt.at,
+            )
+        return self.template.render(prompt)
+
+    def _prepare_answers(self, request: GenerateRequest, began: float) -> Prepared:
+        """A request that scores answers: its prompt is what all of them share."""
+        trie = self._tokenize_answers(request)
+        if not trie.root.tokens:
+            raise InvalidRequest(
+                "The chat template of this model gives prompts that share no token, so no answer can be scored. Set "
+                "another chat_template.",
+                param=request.prompt.at if isinstance(request.prompt, Chat) else "prompt",
+            )
+        done = clock.now()
+        self.tokenize_s += done - began
+        return Prepared(
+            request=request,
+            prompt_ids=trie.root.tokens,
+            sampling=SamplingParams(max_tokens=0),
+            seed=0,
+            eos_ids=self.eos_ids,
+            stop_ids=self.eos_ids,
+            bad_words=(),
+            grammar=None,
+            salt=_salt(request),
+            begun_s=began - request.arrived_at,
+            tokenized_s=done - request.arrived_at,
+            answers=trie,
+        )
+
+    def _tokenize_answers(self, request: GenerateRequest) -> AnswerTrie:
+        """The tokens of each answer are those of the conversation with the answer, so they are the ones that the
+        tokenizer gives at this place."""
+        prompt = request.prompt
+        if not isinstance(prompt, Chat):
+            raise InvalidRequest("Answers of a prompt that is no conversation cannot be scored.", param="prompt")
+        chats = [
+            msgspec.structs.replace(prompt, messages=[*prompt.messages, *one.messages]) for one in request.answer_sets
+        ]
+        texts = self._render_alike(chats)
+        branches = self.tokenizer.encode_branches(texts, Owner(request.tenant, request.cache_salt))
+        sets: list[Tokenized] = []
+        for one, text, ids in zip(request.answer_sets, branches.tails, branches.tail_ids, strict=True):
+            opened = text + self._forms.opening([*branches.shared_ids[-_TAIL_TOKENS:], *ids])
+            own = self.tokenizer.encode_branches([opened, *(opened + answer for answer in one.answers)])
+            sets.append(Tokenized(own.shared_ids, own.tail_ids[0], own.tail_ids[1:]))
+            before = len(branches.shared_ids) + len(own.shared_ids)
+            self._check_answers(one.at, before, own.tail_ids[1:])
+        return AnswerTrie(branches.shared_ids, sets)
+
+    def _render_alike(self, chats: list[Chat]) -> list[str]:
+        """The texts of conversations that begin alike. Where the template refuses messages of one role that follow one
+        another, they are one message."""
+        try:
+            return [self._render(chat) for chat in chats]
+        except InvalidRequest:
+            joined = [msgspec.structs.replace(chat, messages=_joined(chat.messages)) for chat in chats]
+            if all(len(one.messages) == len(other.messages) for one, other in zip(joined, chats, strict=True)):
+                raise
+            return [self._render(chat) for chat in joined]
+
+    def _check_answers(self, at: tuple[str, ...], num_before: int, answers: list[list[int]]) -> None:
+        longest, seen = self.limits.max_model_len, dict[tuple[int, ...], str]()
+        for name, ids in zip(at, answers, strict=True):
+            if num_before + len(ids) > longest:
+                raise ContextLengthExceeded(
+                    f"This model's maximum context length is {longest} tokens, but the prompt with {name} has "
+                    f"{num_before + len(ids)}. Shorten the prompt.",
+                    param=name,
+                )
+            other = seen.setdefault(tuple(ids), name)
+            if other != name:
+                raise InvalidRequest(
+                    f"{name} has the same tokens as {other}, so this model cannot tell them apart. Change one of them.",
+                    param=name,
+                )
 
     def _refuse_far_too_long(self, text: str) -> None:
         """Megabytes of text take seconds to tokenize, and every other request would wait."""
@@ -142,7 +268,7 @@ class Preparer:
             value = getattr(self.defaults, name)
             if value is not None and name not in request.explicit:
                 changes[name] = value
-        field = "messages" if isinstance(request.prompt, Chat) else "prompt"
+        field = request.prompt.at if isinstance(request.prompt, Chat) else "prompt"
         longest = self.limits.max_model_len
         if num_prompt == 0:
             raise InvalidRequest(f"{field} has no tokens. Give at least one.", param=field)
@@ -155,6 +281,8 @@ class Preparer:
         asked = sampling.max_tokens
         if asked is None:
             changes["max_tokens"] = min(longest - num_prompt, self.defaults.max_new_tokens or longest)
+        elif num_prompt + asked > longest and request.lowers_max_tokens:
+            changes["max_tokens"] = longest - num_prompt
         elif num_prompt + asked > longest:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {longest} tokens, but {num_prompt + asked} were asked for "
@@ -281,6 +409,47 @@ def check_ranges(sampling: SamplingParams) -> None:
         raise InvalidRequest(
             "stop contains an empty string, which would end every answer at once. Leave it out.", param="stop"
         )
+
+
+def _check_fit(form: AnswerForm, sampling: SamplingParams, grammar: CompiledGrammar | None) -> None:
+    """Raises InvalidRequest where no answer fits into its tokens."""
+    if grammar is None or form.may_be_any_text:
+        raise InvalidRequest(
+            "fit is true, but the answer may be any text. Send response_format or another field that says its form, a "
+            "tool_choice that forces a call, or leave fit out.",
+            param="fit",
+        )
+    for name in ("allowed_token_ids", "bad_words"):
+        if getattr(sampling, name):
+            raise InvalidRequest(
+                f"fit cannot be combined with {name}, which may ban the end of an answer. Leave one of them out.",
+                param="fit",
+            )
+    if grammar.plan is None:
+        raise InvalidRequest(
+            f"fit is not available for {grammar.at}: no end of an answer was found within the limits of the search. "
+            "Send a simpler constraint, or leave fit out.",
+            param="fit",
+            code="unsupported_parameter",
+        )
+    if len(grammar.plan) > (sampling.max_tokens or 0):
+        raise InvalidRequest(
+            f"max_tokens is {sampling.max_tokens}, but the shortest answer found for {grammar.at} has "
+            f"{len(grammar.plan)} tokens. Set max_tokens to {len(grammar.plan)} or more, or leave fit out.",
+            param="max_tokens",
+        )
+
+
+def _joined(messages: list[JSON]) -> list[JSON]:
+    """Messages of one role that follow one another and have text alone, as one."""
+    found: list[JSON] = []
+    for message in messages:
+        last = found[-1] if found else None
+        if last is not None and last["role"] == message["role"] and last.keys() == message.keys() == _PLAIN:
+            found[-1] = {**last, "content": f"{last['content']}\n\n{message['content']}"}
+        else:
+            found.append(message)
+    return found
 
 
 def _salt(request: GenerateRequest) -> bytes:

@@ -1,8 +1,8 @@
 """From logits to a token: penalties, bans, filters, and one exact draw per row.
 
 Knows tensors of logits and a row's parameters; knows no text, no scheduler. The order is vLLM's:
-log-probabilities are those of the untouched logits; then allowed tokens, bad words, min_tokens, logit
-bias, penalties, temperature, min-p, top-k, top-p, and the draw.
+log-probabilities are those of the untouched logits; then the masks of constrained answers, allowed tokens, bad words,
+min_tokens, logit bias, penalties, temperature, min-p, top-k, top-p, and the draw.
 
 **The draw does not depend on the batch.** Each (seed, choice, position) has its own uniform number,
 from a hash, and the token is found by inverting the cumulative distribution in vocabulary order. All
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from inferd.errors import InferdError, InternalError, InvalidRequest
+from inferd.native.masks import ban
 from inferd.native.sampling import sample, takes_logits
 from inferd.types import SamplingParams
 
@@ -48,6 +49,14 @@ class SampleRow:
     bad_words: tuple[tuple[int, ...], ...] = ()
 
 
+class RowMasks(NamedTuple):
+    """Masks of some rows: that of row ``rows[i]`` is ``bits[masks[i]]`` (see ``native.masks``)."""
+
+    rows: list[int]
+    bits: Tensor
+    masks: list[int]
+
+
 class Sampled(NamedTuple):
     """A token; where requested, its log-probability (natural), its rank (1 is likeliest) and the likeliest others."""
 
@@ -64,16 +73,20 @@ class Sampler:
         self._vocab_size = vocab_size
         self._seen: dict[int, tuple[list[int], Tensor]] = {}
 
-    def sample(self, logits: Tensor, rows: list[SampleRow]) -> list[Sampled | InferdError]:
+    def sample(
+        self, logits: Tensor, rows: list[SampleRow], masks: RowMasks | None = None
+    ) -> list[Sampled | InferdError]:
         """One token for each row; logits [R, V] float32 are changed in place.
 
         A row that cannot be sampled gets an error in its place and does not affect others: InternalError for logits
         that are not finite numbers, InvalidRequest where every token is banned.
         """
         x = logits[:, : self._vocab_size]
-        scored = [i for i, row in enumerate(rows) if _wants_logprob(row.sampling)]
+        scored = [i for i, row in enumerate(rows) if row.sampling.wants_logprob]
         # Taken before anything changes them.
         raw = (logits[scored] if len(scored) < len(rows) else logits.clone()) if scored else None
+        if masks is not None:
+            ban(x, masks.rows, masks.bits, masks.masks)
         for i, row in enumerate(rows):
             if _is_adjusted(row):
                 self._adjust(x[i], row)
@@ -101,6 +114,19 @@ class Sampler:
             if isinstance(result, InferdError):
                 raise result
             found.append(result)
+        return found
+
+    def logprobs(self, logits: Tensor, targets: list[list[int]]) -> list[list[float] | InferdError]:
+        """The log-probabilities of each row's targets [R, V]; InternalError for a row that has none.
+
+        Each row is computed by itself and in float64, so its result does not depend on the other rows.
+        """
+        found: list[list[float] | InferdError] = []
+        for row, ids in zip(logits, targets, strict=True):
+            exact = row.double()
+            at = torch.tensor(ids, device=row.device)
+            logprobs: list[float] = (exact[at] - exact.logsumexp(-1)).tolist()
+            found.append(_unsampled(math.nan) if any(map(math.isnan, logprobs)) else logprobs)
         return found
 
     def _score(self, logits: Tensor, targets: list[int], counts: list[int]) -> list[Sampled | InferdError]:
@@ -171,11 +197,6 @@ class Sampler:
         return known[1]
 
 
-def _wants_logprob(sampling: SamplingParams) -> bool:
-    """Whether the log-probability is requested, or needed to rank more candidates than are returned."""
-    return sampling.logprobs is not None or sampling.width > sampling.n
-
-
 def _is_adjusted(row: SampleRow) -> bool:
     s = row.sampling
     return bool(
@@ -200,8 +221,8 @@ def _completing(word: tuple[int, ...], output_ids: list[int]) -> int | None:
 def _unsampled(best: float) -> InferdError:
     if best == -math.inf:
         return InvalidRequest(
-            "Every token is banned: allowed_token_ids, bad_words and min_tokens together leave nothing to generate. "
-            "Loosen one of them.",
+            "Every token is banned: allowed_token_ids, bad_words, min_tokens and the form of the answer together leave "
+            "nothing to generate. Loosen one of them.",
             param="allowed_token_ids",
         )
     return InternalError(

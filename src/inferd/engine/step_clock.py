@@ -19,10 +19,13 @@ class StepClock:
         self._at = clock.now()
         self._seconds = dict.fromkeys(STEP_PARTS, 0.0)
 
-    def lap(self, part: str) -> None:
+    def lap(self, part: str) -> float:
+        """The seconds since the last call."""
         now = clock.now()
-        self._seconds[part] += now - self._at
+        seconds = now - self._at
+        self._seconds[part] += seconds
         self._at = now
+        return seconds
 
     def parts(self) -> StepParts:
         return StepParts(**self._seconds)

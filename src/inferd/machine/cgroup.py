@@ -42,6 +42,12 @@ def memory_left(groups: Sequence[Path]) -> int | None:
     return least
 
 
+def memory_limit(groups: Sequence[Path]) -> int | None:
+    """Bytes of the smallest limit; None: there is no limit."""
+    limits = [int(text) for group in groups if (text := _text(group / "memory.max")).isdecimal()]
+    return min(limits, default=None)
+
+
 def cores_allowed(groups: Sequence[Path]) -> float | None:
     """Seconds of processor time per second, by the smallest limit; None: there is no limit."""
     least: float | None = None

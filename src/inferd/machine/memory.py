@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from inferd.machine.cgroup import groups_around, memory_left
+from inferd.machine.cgroup import groups_around, memory_left, memory_limit
 
 
 def rss_bytes(pid: int | str = "self") -> int:
@@ -18,6 +18,13 @@ def rss_bytes(pid: int | str = "self") -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0
+
+
+def limit_bytes() -> int:
+    """Memory that processes here may take together: the machine's, or less where a control group says so."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit(groups_around())
+    return whole if limit is None else min(whole, limit)
 
 
 def available_bytes() -> int:

@@ -264,6 +264,7 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
         max_batch_size=None if signature is None else signature.max_batch_size(declared),
         not_batched="" if signature is None else signature.not_batched(declared),
         named_rows="" if signature is None else signature.named_rows(declared),
+        rope_factors=plan.rope_factors,
     )
     allowed = free if config.memory_bytes is None else min(free, config.memory_bytes)
     if estimate.total_bytes > allowed:

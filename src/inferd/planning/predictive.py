@@ -47,21 +47,24 @@ class Predictive(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     headroom_bytes: int  # the process itself and a batch
     signature: Signature | None  # None: known when it is loaded
+    rope_factors: str = ""  # a sentence, where LongRoPE's are chosen from
 
 
 def plan_predictive(artifact: Artifact, config: ModelConfig) -> Predictive:
     """Raises ModelLoadError when the model's files are at fault."""
     if artifact.runtime == "pipeline":
         return _pipeline(config)
+    rope_factors = ""
     if artifact.runtime == "encoder":
         # What the loader refuses is refused here, in the same words.
-        read_checkpoint(
+        checkpoint = read_checkpoint(
             Path(artifact.path),
             task=config.task,
             max_tokens=config.max_model_len,
             rope_factors=config.rope_factors,
             options=read_options(config.options),
         )
+        rope_factors = checkpoint.rope_factors
     signature = read_signature(artifact)
     worker = worker_bytes(artifact.runtime)
     batch = _batch_bytes(signature, config.batching) if signature is not None else 0
@@ -69,6 +72,7 @@ def plan_predictive(artifact: Artifact, config: ModelConfig) -> Predictive:
         weights_bytes=_weights_bytes(artifact, signature, config),
         headroom_bytes=worker + batch,
         signature=signature,
+        rope_factors=rope_factors,
     )
 
 

@@ -25,7 +25,7 @@ from inferd.predict.contract import Contract
 from inferd.predict.estimate import BatchCost
 from inferd.predict.parts import PendingRequest, RequestItem, request_of
 from inferd.predict.runtime import Item, Result, Runtime, Staged, Streaming
-from inferd.types import End, ModelInfo, Output, Prediction, PredictRequest, StepStats, Timings
+from inferd.types import End, ModelInfo, Output, Prediction, PredictRequest, StepStats
 
 MAX_HELD_BYTES: Final = 64 * 1024 * 1024
 """Bytes of requests' bodies beyond which nothing more is read while there is something to compute."""
@@ -84,6 +84,7 @@ class PredictBackend:
         self._enough = _enough(batcher.cost)
         self._held_bytes = 0  # bodies of requests that have not ended
         self._decode_s = 0.0
+        self._computed_s = 0.0  # of all steps
 
     @property
     def is_full(self) -> bool:
@@ -114,7 +115,8 @@ class PredictBackend:
         items = self._items(pending)
         done = clock.now()
         self._decode_s += done - now
-        pending.tokenized_s = done - request.arrived_at
+        pending.begun_s, pending.tokenized_s = now - request.arrived_at, done - request.arrived_at
+        pending.computed_before_s = self._computed_s
         self._pending[request.id] = pending
         self._held_bytes += len(request.body)
         for item in items:
@@ -188,6 +190,7 @@ class PredictBackend:
 
     def step(self, now: float) -> tuple[list[Output], StepStats | None]:
         """Compute one batch, if one is ready. The ends of expired and cancelled requests come with it."""
+        began = clock.now()
         for item in self._batcher.expire(now):
             pending = request_of(item)
             self._fail(pending, ends.too_late(pending.request, has_begun=False))
@@ -202,6 +205,7 @@ class PredictBackend:
             items = self._batcher.next_batch(now)
             stats = self._run(items, now) if items else None
         outputs, self._outputs = self._outputs, []
+        self._computed_s += clock.now() - began
         return outputs, stats
 
     def close(self) -> None:
@@ -216,6 +220,7 @@ class PredictBackend:
             pending = request_of(item)
             if pending.scheduled_s is None:
                 pending.scheduled_s = now - pending.request.arrived_at
+                pending.behind_s = self._computed_s - pending.computed_before_s
         if self._staged is not None:
             self._running = _StagedBatch(items, self._staged.stages(items), now)
             return self._continue_batch(self._running)
@@ -370,29 +375,22 @@ class PredictBackend:
 
     def _end(self, pending: PendingRequest, prediction: Prediction | None = None, result: Result | None = None) -> None:
         """End a request as done: with its answer, or after the last of several."""
-        request = pending.request
-        timings = Timings(
-            None,
-            pending.tokenized_s,
-            pending.scheduled_s,
-            pending.computed_s,
-            clock.now() - request.arrived_at,
-            dict(result.stages_s) if result is not None and result.stages_s else None,
-        )
+        steps_s = dict(result.stages_s) if result is not None and result.stages_s else None
+        timings = pending.timings(clock.now(), steps_s)
         self._forget(pending)
-        self._outputs.append(Output(request.id, (), None, End("done", pending.usage, timings), prediction))
+        self._outputs.append(Output(pending.request.id, (), None, End("done", pending.usage, timings), prediction))
 
     def _end_cancelled(self, now: float) -> None:
         cancelled, self._cancelled = self._cancelled, []
         for pending in cancelled:
-            request = pending.request
-            self._outputs.append(ends.cancelled(request.id, request.arrived_at, now, pending.usage))
+            end = End("cancelled", pending.usage, pending.timings(now))
+            self._outputs.append(Output.ended(pending.request.id, end))
 
     def _fail(self, pending: PendingRequest, error: Exception) -> None:
         if not pending.is_over:
             self._forget(pending)
-            request = pending.request
-            self._outputs.append(ends.failed(request.id, request.arrived_at, error, pending.usage))
+            request, timings = pending.request, pending.timings(clock.now())
+            self._outputs.append(ends.failed(request.id, request.arrived_at, error, pending.usage, timings))
 
     def _forget(self, pending: PendingRequest) -> None:
         request_id = pending.request.id

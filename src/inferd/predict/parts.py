@@ -16,7 +16,7 @@ from inferd.ends import NO_USAGE
 from inferd.predict.codecs.port import Codec, DecodedRequest
 from inferd.predict.contract import Array
 from inferd.predict.runtime import Item, Result
-from inferd.types import PredictRequest, Usage
+from inferd.types import PredictRequest, Timings, Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,10 @@ class PendingRequest:
     codec: Codec
     decoded: DecodedRequest
     is_over: bool = False
+    begun_s: float | None = None  # decoding began
     tokenized_s: float | None = None
+    computed_before_s: float = 0.0  # seconds that the backend had computed when it was tokenized
+    behind_s: float = 0.0  # between tokenized and scheduled: while other batches were computed
     scheduled_s: float | None = None
     computed_s: float | None = None
     item_ids: tuple[str, ...] = field(init=False)
@@ -38,6 +41,18 @@ class PendingRequest:
 
     def __post_init__(self) -> None:
         self.item_ids = (self.request.id,)
+
+    def timings(self, now: float, steps_s: dict[str, float] | None = None) -> Timings:
+        """The times of the request, which ends at ``now``."""
+        return Timings(
+            tokenized=self.tokenized_s,
+            scheduled=self.scheduled_s,
+            first_token=self.computed_s,
+            finished=now - self.request.arrived_at,
+            steps_s=steps_s,
+            begun=self.begun_s,
+            behind_s=self.behind_s,
+        )
 
     @property
     def usage(self) -> Usage:

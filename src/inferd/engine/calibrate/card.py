@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inferd import __version__
+from inferd.config.units import bytes_text
 from inferd.engine.calibrate.result import Result
 
 
@@ -37,7 +38,7 @@ def card(result: Result) -> str:
         ),
         (
             "size",
-            f"{result.before_bytes:,} -> {result.after_bytes:,} bytes "
+            f"{bytes_text(result.before_bytes)} -> {bytes_text(result.after_bytes)} "
             f"({result.after_bytes / result.before_bytes:.0%})",
         ),
         ("format", "compressed-tensors; inferd, vLLM and transformers read it"),

@@ -93,9 +93,9 @@ class _Budget:
     batch_limit: float = _MANY  # of batch work where no first token is due
     decode_cost: float = 1.0  # of one batch decode
 
-    def grant(self, gap: int, *, is_batch: bool) -> int:
+    def grant(self, gap: int, *, is_batch: bool, is_decode: bool = False) -> int:
         """How much of a gap may be computed."""
-        most = min(gap, self.tokens, self.prefill if gap > 1 else _MANY)
+        most = min(gap, self.tokens, _MANY if is_decode else self.prefill)
         if not is_batch:
             return most
         # The last one may exceed the budget, so that one decode is computed whatever it costs.
@@ -168,6 +168,7 @@ class Scheduler:
             priority=parent.priority,
             arrived_at=parent.arrived_at,
             use_cache=True,
+            account=parent.account,
         )
         child.tokens = list(parent.tokens)
         child.num_cached = parent.num_cached
@@ -186,6 +187,34 @@ class Scheduler:
         else:
             self._waiting.push(child, rank)
         return child
+
+    @property
+    def num_spare_slots(self) -> int:
+        """Sequences that could run beside those that do, where none waits."""
+        return 0 if len(self._waiting) else self.config.max_num_seqs - len(self.running)
+
+    def redirect(self, sequence: Sequence, length: int, tokens: list[int], scored_from: int | None) -> None:
+        """Let ``tokens`` follow the first ``length`` known tokens of a running sequence, instead of what followed.
+
+        They are charged as a prompt is. ``scored_from``: of the sequence from now on.
+        """
+        assert sequence.num_computed >= length, "only what is computed is kept"
+        size = self.block_size
+        kept = -(-length // size)
+        self.pool.release(sequence.blocks[kept:])
+        del sequence.blocks[kept:]
+        del sequence.cache_keys[length // size :]
+        sequence.num_computed = length
+        sequence.num_hashed = min(sequence.num_hashed, kept)
+        sequence.num_reached = min(sequence.num_reached, length)
+        del sequence.tokens[length:]
+        sequence.tokens += tokens
+        sequence.scored_from = scored_from
+        place = self._ranks[sequence][0]
+        self._shares[place].charge(sequence.tenant, len(tokens) / sequence.weight)
+        sequence.num_charged = len(sequence.tokens)
+        if place != BATCH:
+            self._guard.record_prefill(len(tokens))
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished or cancelled sequence and release its blocks. Idempotent."""
@@ -264,7 +293,8 @@ class Scheduler:
         return budget
 
     def _prefill_within_objective(self, tpot_s: float) -> int:
-        decodes = sum(1 for s in self.running if len(s.tokens) - s.num_computed == 1)
+        gaps = ((sequence, len(sequence.tokens) - sequence.num_computed) for sequence in self.running)
+        decodes = sum(1 for sequence, gap in gaps if gap and _is_decode(sequence, gap))
         if not decodes:
             return _MANY
         return max(self.cost.prefill_within(tpot_s * _OBJECTIVE_SHARE, decodes=decodes), LEAST_CHUNK)
@@ -289,7 +319,7 @@ class Scheduler:
                 if is_limited and self._ranks[sequence][0] == BATCH:
                     batch.append(sequence)
                 else:
-                    (decodes if gap == 1 else prefills).append(sequence)
+                    (decodes if _is_decode(sequence, gap) else prefills).append(sequence)
         is_shared = self._steps % SHARE_EVERY == 0
         if len(prefills) > 1:
             prefills.sort(key=_waited_longest if is_shared else self._standing)
@@ -309,7 +339,7 @@ class Scheduler:
     def _compute(self, sequence: Sequence, step: Step, budget: _Budget) -> None:
         is_batch = self._ranks[sequence][0] == BATCH
         gap = len(sequence.tokens) - sequence.num_computed
-        count = budget.grant(gap, is_batch=is_batch)
+        count = budget.grant(gap, is_batch=is_batch, is_decode=_is_decode(sequence, gap))
         if count <= 0:
             return
         while not self._allocate_blocks(sequence, count, step):
@@ -325,14 +355,18 @@ class Scheduler:
         """Allocate blocks for ``count`` more tokens, all or none."""
         first = sequence.num_computed // self.block_size  # block written first
         missing = -(-(sequence.num_computed + count) // self.block_size) - len(sequence.blocks)
-        copied = first < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[first])
+        # A block that other sequences read, or may find by its key, is not written to.
+        copied = first < len(sequence.blocks) and (
+            first < sequence.num_hashed or self.pool.is_shared(sequence.blocks[first])
+        )
         if missing + copied > self.pool.num_available:
             return False
-        if copied:  # copy-on-write: another sequence reads the block this one is about to extend
+        if copied:
             (fresh,) = self.pool.allocate(1)
             step.copies.append((sequence.blocks[first], fresh))
             self.pool.release([sequence.blocks[first]])
             sequence.blocks[first] = fresh
+            sequence.num_hashed = min(sequence.num_hashed, first)
         if missing > 0:
             sequence.blocks += self.pool.allocate(missing)
         return True
@@ -350,6 +384,8 @@ class Scheduler:
         rank = self._ranks[sequence]
         self._halt(sequence, rank)
         sequence.num_preemptions += 1
+        if sequence.account is not None:
+            sequence.account.num_preempted += 1
         step.num_preempted += 1
         step.best_preempted = min(step.best_preempted, rank[0])
         self._waiting.push(sequence, rank)
@@ -479,11 +515,14 @@ class Scheduler:
         return self._fits(sequence, hits, step)
 
     def _find_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks of the longest cached prefix; the last token is always left to compute."""
+        """Blocks of the longest cached prefix; the rows that are wanted are left to compute."""
         if not (self.config.prefix_caching and sequence.use_cache):
             return []
         hits: list[int] = []
-        for i in range((len(sequence.tokens) - 1) // self.block_size):
+        last = len(sequence.tokens) - 1
+        if sequence.scored_from is not None:
+            last = min(last, sequence.scored_from - 1)
+        for i in range(last // self.block_size):
             block = self.pool.find(sequence.block_key(i, self.block_size))
             if block is None:
                 break
@@ -546,6 +585,11 @@ class Scheduler:
             key = sequence.block_key(i, self.block_size)
             self.pool.publish(sequence.blocks[i], key, sequence.tenant, sequence.weight)
             sequence.num_hashed = i + 1
+
+
+def _is_decode(sequence: Sequence, gap: int) -> bool:
+    """Whether one token is to be computed, or the end of an answer: one that was drawn, and few that were certain."""
+    return gap == 1 or (gap <= LEAST_CHUNK and sequence.num_computed >= sequence.num_prompt)
 
 
 def _waited_longest(sequence: Sequence) -> int:

@@ -6,9 +6,13 @@ A step lets ``num_computed`` catch up with ``len(tokens)``. There is no prefill 
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
+from typing import TYPE_CHECKING
 
 from inferd.engine.scheduling.blocks import block_key
 from inferd.types import SamplingParams
+
+if TYPE_CHECKING:
+    from inferd.engine.scheduling.accounting import Account
 
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
@@ -32,6 +36,8 @@ class Sequence:
     priority: int = 0
     arrived_at: float = 0.0
     use_cache: bool = True  # False: never read the prefix cache (prompt log-probabilities)
+    # The first token whose log-probability is wanted, so that the rows from the token before it on must be computed.
+    scored_from: int | None = None  # None: only the last row is wanted
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_reached: int = 0  # the most computed tokens, over preemptions; set when it no longer runs
@@ -44,6 +50,7 @@ class Sequence:
     last_step: int = 0  # number of the step that computed any of it last
     num_charged: int = 0  # tokens that its tenant has been charged for
     cumulative_logprob: float = 0.0
+    account: Account | None = None  # of its request's times
 
     def __post_init__(self, prompt_ids: list[int]) -> None:
         self.tokens = list(prompt_ids)

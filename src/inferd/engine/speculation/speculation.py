@@ -7,7 +7,7 @@ an answer: the engine draws every token as without guesses, and a guess is only 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from inferd import clock
@@ -20,6 +20,7 @@ from inferd.engine.speculation.draft_passes import Guess, Rule
 from inferd.engine.speculation.gain import Acceptance, BatchCost, Chances, Costs, StepForecast
 from inferd.engine.speculation.native_lookup import finder
 from inferd.engine.speculation.prompt_lookup import KEPT, SHORTEST, Finder, Found
+from inferd.structured.guide import Guide
 
 _LEAST_CHUNK = 64  # fewest tokens that a draft model computes when it is behind
 _TIMED_EVERY = 8  # steps of a pause; one of so many is timed: for a small model even that takes a hundredth of a step
@@ -65,6 +66,7 @@ class Speculation:
             Sequence, tuple[int, int, Acceptance]
         ] = {}  # position of a found token, the token, and its statistics
         self._surenesses = Chances((0.6, 0.7, 0.8, 0.9, 0.95, 0.99), (0.35, 0.45, 0.55, 0.65, 0.8, 0.9, 0.95))
+        self._guides: Mapping[Sequence, Guide] = {}  # of the step's constrained answers
         self._any_guess = Acceptance(0.6)  # of a draft model's first tokens, before it is known how sure it is
         self._pass_s: dict[int, float] = {}  # seconds of a draft model's pass, by number of sequences
         self._prompt_token_s: float | None = None  # of the draft model, catching up
@@ -73,6 +75,7 @@ class Speculation:
         self._cost: BatchCost | None = None  # of the current step, where it consists of decodes alone
         self._is_try = False
         self._num_decodes = 0
+        self._num_certain = 0  # rows of the step for tokens that were appended without being drawn
         self._num_taken = 0  # tokens that the step gave
         self._rows_left = 0  # of its budget
         self._began = self._drafting_s = 0.0
@@ -80,8 +83,9 @@ class Speculation:
 
     # -- the step ---------------------------------------------------------------------------
 
-    def extend(self, step: Step) -> None:
-        """Add guesses to the step's decodes where that pays."""
+    def extend(self, step: Step, guides: Mapping[Sequence, Guide]) -> None:
+        """Add guesses to the step's decodes where that pays. ``guides``: of constrained answers."""
+        self._guides = guides
         self.num_drafts = self.num_drafted = self.num_accepted = 0
         self._cost = None
         self._is_try = False
@@ -89,17 +93,17 @@ class Speculation:
         decodes, is_random = step.slices, False
         for part in decodes:
             sequence = part.sequence
-            known = len(sequence.tokens)
-            if part.count != 1 or part.start + 1 != known or known == sequence.num_prompt:
+            if part.start < sequence.num_prompt or not part.catches_up:
                 return  # beside a prompt neither a row's cost nor its outcome can be measured
             is_random = is_random or not sequence.sampling.is_greedy
-        if not decodes:
+        if not decodes or not (self._looks_up or self.draft is not None):
             return
         cost = self.costs.at(len(decodes), is_random=is_random)
         if cost.off_for % _TIMED_EVERY == 0:
             self._cost = cost
             self._began = self.read_clock()
         self._num_decodes = self._num_taken = len(decodes)
+        self._num_certain = step.num_tokens - len(decodes)
         budget = self._scheduler.config.max_num_batched_tokens - step.num_tokens
         self._rows_left = min(budget, self._most_rows - len(decodes))
         if self._rows_left <= 0 or not cost.may_try():
@@ -138,10 +142,13 @@ class Speculation:
             return
         seconds = self.read_clock() - self._began
         computing_s = seconds - self._drafting_s if self._is_try else seconds
-        if self.num_drafted:
-            cost.record_rows(self._num_decodes, self.num_drafted, computing_s)
-        else:
+        num_rows = self.num_drafted + self._num_certain
+        if not num_rows:
             cost.record_plain(self._num_decodes, computing_s)
+        elif cost.num_plain:
+            cost.record_rows(self._num_decodes, num_rows, computing_s)
+        if self._num_certain:
+            return  # without guesses the step would have taken longer than a plain one
         if self._is_try and cost.record_try(self._num_decodes, self._num_taken, seconds):
             self.costs.pause_above(cost)
 
@@ -280,7 +287,11 @@ class Speculation:
             self._prompt_token_s = _usual(each_s, (self.read_clock() - began) / count)
 
     def _add(self, part: Slice, tokens: list[int], chances: list[Acceptance], *, by_model: bool) -> bool:
-        self._scheduler.speculate(part, tuple(tokens[: self._rows_left]))
+        tokens = tokens[: self._rows_left]
+        guide = self._guides.get(part.sequence)
+        if guide is not None:
+            tokens = tokens[: guide.num_possible(tokens)]
+        self._scheduler.speculate(part, tuple(tokens))
         count = len(part.draft)
         if count:
             self._drafted[part.sequence] = _Drafted(chances[:count], by_model)

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from inferd.checkpoints.decoder_config import DecoderConfig, Source, read_llama
-from inferd.checkpoints.longrope import Asked, with_factors
+from inferd.checkpoints.longrope import Asked, factors_text, with_factors
 from inferd.errors import ModelLoadError
 from inferd.predict.encoder.config import EncoderConfig, Kind, kind_of, labels_of, read_config
 from inferd.predict.encoder.sentence import Pooling, Sentence, check_dense, read_sentence
@@ -40,6 +40,11 @@ class TextCheckpoint:
     labels: tuple[str, ...]
     config: EncoderConfig | DecoderConfig
     max_tokens: int
+
+    @property
+    def rope_factors(self) -> str:
+        """A sentence about LongRoPE's factors; empty where the model has no choice of them."""
+        return factors_text(self.config) if isinstance(self.config, DecoderConfig) else ""
 
 
 def read_checkpoint(

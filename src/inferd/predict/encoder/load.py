@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from inferd.predict.encoder.sentence import Sentence
 from inferd.predict.encoder.texts import Texts
 
 Progress = Callable[[str, int, int], None]
+
+_log = logging.getLogger("inferd.predict")
 
 # Tensors that a checkpoint carries for other tasks than the one it is served for.
 _OTHER: Final = re.compile(
@@ -107,6 +110,8 @@ def load_text_model(
         body = Bert(config, weights, products)
     head, size = _head(source, chosen, kind, config, weights, sentence, body, len(labels))
     weights.check_all_read(lambda name: _OTHER.search(name) is not None)
+    if checkpoint.rope_factors:
+        _log.info("%s", checkpoint.rope_factors)
     return TextModel(
         task=chosen,
         kind=kind,

@@ -321,8 +321,7 @@ def _form(reads: Sequence[Tensor], tensors: Mapping[Tensor, Array]) -> object:
         if array is None or not array.ndim or array.nbytes > _SMALL_BYTES:
             return None
         rows = rows or len(array)
-        is_ragged = array.dtype == np.object_ and array.size and isinstance(array.flat[0], np.ndarray)
-        if not rows or len(array) != rows or is_ragged:
+        if not rows or len(array) != rows:
             return None
         form.append((array.dtype, array.shape[1:]))
     return tuple(form)
