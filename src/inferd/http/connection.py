@@ -10,9 +10,12 @@ a relayed request needs (``bench/gateway``). The parser is llhttp, through ``htt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
+import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, cast
 
@@ -21,11 +24,11 @@ import httptools
 from inferd import clock
 from inferd.errors import InferdError, InvalidRequest
 from inferd.http import cost
-from inferd.http.asgi import Receive, Scope, Send
-from inferd.http.exchange import READ_AHEAD_BYTES, BadTarget, Exchange, Responder
+from inferd.http.exchange import READ_AHEAD_BYTES, BadTarget, Exchange
+from inferd.http.head import MAX_CACHED_HEAD_BYTES, HeadCache, RequestHead
 from inferd.http.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from inferd.http.stall import WriteStall
-from inferd.http.upgrade import ClientConnection, UpgradedConnection
+from inferd.http.upgrade import ClientConnection, UpgradedConnection, address_of
 
 MAX_DISCARDED_BYTES: Final = 64 * 1024 * 1024
 """Bytes of a body that are read and discarded after its request was answered."""
@@ -45,11 +48,6 @@ PIPELINE_AHEAD: Final = 8
 PIPELINE_AHEAD_BYTES: Final = 64 * 1024
 
 WRITE_AHEAD_BYTES: Final = 64 * 1024
-"""Bytes in the transport's write buffer at which writing pauses."""
-
-MAX_REPEATED_HEAD_BYTES: Final = 1536
-"""The largest head that is kept as bytes, so that the application can recognise it when it is sent again."""
-
 GATHER_BYTES: Final = 64 * 1024
 """A request with a body up to this size is passed to the application when the body is complete."""
 
@@ -152,29 +150,28 @@ class Timeouts(NamedTuple):
     discard_s: float = 60.0  # for the rest of a body after its request was answered
 
 
+class Application(Protocol):
+    """Answers requests."""
+
+    def serve(self, exchange: Exchange, /) -> None:
+        """Answer a request, at once or in a task. Its body may be incomplete. Raises BadTarget."""
+
+    def refuse(self, exchange: Exchange, error: InferdError, /) -> None:
+        """Answer a request with ``error``: its body cannot be read, and ``serve`` did not get it. Raises BadTarget."""
+
+
 class Server(Protocol):
     """What a connection requires of its server."""
 
-    app: Callable[[Scope, Receive, Send], Awaitable[None]]
-    """The ASGI application."""
-
-    forward: Callable[[Exchange], bool] | None
-    """Answers a request with a complete body without a task. False: the ASGI application has to answer it."""
-
-    serve_direct: Callable[[Connection, bytes], bool] | None
-    """Answers the bytes of one read without parsing them, if they are one complete request whose head is known. False:
-    they have to be parsed."""
-
+    app: Application
+    heads: HeadCache
     timeouts: Timeouts
     connections: set[ClientConnection]
     max_connections: int
 
     is_stopping: bool
 
-    def refuse(self, exchange: Exchange, error: InferdError, /) -> None:
-        """Answer a request with ``error``: its body cannot be read, and the application did not get it."""
-
-    def spawn(self, serving: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, serving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``serving`` as a task."""
 
     def reject_connection(self, transport: asyncio.Transport) -> None:
@@ -202,6 +199,7 @@ class Connection(ClientConnection):
         "_gathering",
         "_header_bytes",
         "_headers",
+        "_heads",
         "_in_headers",
         "_incoming",
         "_is_read_paused",
@@ -213,7 +211,6 @@ class Connection(ClientConnection):
         "_piece_bytes",
         "_queue",
         "_raw_head",
-        "_serve_direct",
         "_server",
         "_since",
         "_stall",
@@ -224,12 +221,14 @@ class Connection(ClientConnection):
         "write",
     )
 
+    __deletable__ = ("_parser",)
+
     _transport: asyncio.Transport
     write: Callable[[bytes], None]
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._serve_direct = server.serve_direct
+        self._heads = server.heads
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -251,7 +250,7 @@ class Connection(ClientConnection):
         self._cost = self._cost_credit = 0  # in units of ``http.cost``
         self._budget = cost.CostBudget(self._since)
         # Requests that are complete or being read, in their order: the current one, then the queue.
-        self._current: Responder | None = None  # the one that is being answered
+        self._current: Exchange | None = None  # the one that is being answered
         self._queue: deque[Exchange] = deque()
         self._gathering: Exchange | None = None  # the first in the queue, if it waits for its body
         self._ahead_bytes = 0  # read while requests were waiting in the queue
@@ -275,6 +274,11 @@ class Connection(ClientConnection):
         self.write = self._transport.write
         self._server.connections.add(self)
 
+    @property
+    def peer(self) -> str:
+        """The client's address without its port; empty for a Unix socket."""
+        return address_of(self._transport)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_requests()
         self._server.connection_closed(self)
@@ -287,10 +291,15 @@ class Connection(ClientConnection):
             self._keep_unparsed(data)
             return
         if self._at_boundary and self._current is None:
-            if self._serve_direct is not None and self.is_writable and self._serve_direct(self, data):
+            if self.is_writable and (known := self._heads.find(data)) is not None:
+                head, body = known
+                self._phase = _ANSWERING
+                self._in_headers = False
+                self._current = exchange = Exchange(self, head, keep_alive=not self._server.is_stopping, body=body)
+                self._dispatch(exchange)
                 return
             end = data.find(b"\r\n\r\n")
-            self._raw_head = data[:end] if 0 < end < MAX_REPEATED_HEAD_BYTES else b""
+            self._raw_head = data[:end] if 0 < end < MAX_CACHED_HEAD_BYTES else b""
         self._process(data)
 
     def _process(self, data: bytes) -> None:
@@ -366,7 +375,7 @@ class Connection(ClientConnection):
         if size - begin <= SLICE_BYTES:
             return size
         if self._incoming is not None:
-            left = self._incoming.length - self._body_read
+            left = self._incoming.announced_length - self._body_read
             return min(size, begin + (left if left > 0 else CHUNKS_BYTES))
         head_end = data.find(b"\r\n\r\n", begin)
         return min(head_end + 4 if head_end >= 0 else size, begin + CHUNKS_BYTES)
@@ -487,7 +496,7 @@ class Connection(ClientConnection):
             return
         headers = self._headers
         if self._header_bytes + self._piece_bytes > MAX_HEADER_BYTES:
-            size = len(self._target) + sum(len(name) + len(value) for name, value in headers)
+            size = len(self._target) + sum((len(name) + len(value) for name, value in headers), 0)
             if size > MAX_HEADER_BYTES:
                 self._stop_parsing(_HEADERS_TOO_LARGE, _too_large)
                 return
@@ -495,12 +504,10 @@ class Connection(ClientConnection):
         if version not in ("1.1", "1.0"):  # a request line without a version is HTTP/0.9
             self._stop_parsing(_BAD_REQUEST, _malformed)
             return
+        head = RequestHead(parser.get_method().decode("ascii"), self._target, headers, version)
         exchange = Exchange(
             self,
-            parser.get_method().decode("ascii"),
-            self._target,
-            headers,
-            version,
+            head,
             keep_alive=version == "1.1" and parser.should_keep_alive() and not self._server.is_stopping,
         )
         names = [name for name, _ in headers]
@@ -515,7 +522,9 @@ class Connection(ClientConnection):
             exchange.expects_continue = version == "1.1" and (b"expect", b"100-continue") in [
                 (name, value.strip().lower()) for name, value in headers
             ]
-        exchange.raw_head, self._raw_head = self._raw_head, b""
+        raw_head, self._raw_head = self._raw_head, b""
+        if raw_head and exchange.keep_alive:
+            self._heads.add(raw_head, head)
         if self._unparsed is not None:  # an upgrade is offered: HTTP ends with this request, whatever is answered
             exchange.keep_alive = False
             exchange.may_upgrade = True
@@ -615,49 +624,36 @@ class Connection(ClientConnection):
 
     def _awaits_body(self, exchange: Exchange) -> bool:
         """Whether to wait for the rest of a small body, so that the application gets a complete request."""
-        if self._server.forward is None or exchange.expects_continue or exchange.num_buffered > GATHER_BYTES:
+        if exchange.expects_continue or exchange.num_buffered > GATHER_BYTES:
             return False
         now = clock.now()
         if self._gathering is not exchange:
-            for name, value in exchange.headers:
-                if name == b"content-length" and (len(value) > 6 or not value.isdigit() or int(value) > GATHER_BYTES):
-                    return False
+            length = exchange.head.header(b"content-length")
+            if length is not None and (len(length) > 6 or not length.isdigit() or int(length) > GATHER_BYTES):
+                return False
             self._gathering = exchange
             self._phase, self._since = _GATHERING, now
         return now - self._since < GATHER_S
 
     def _dispatch(self, exchange: Exchange) -> None:
-        forward = self._server.forward
+        app = self._server.app
         try:
             if exchange.body_error is not None:
-                self._server.refuse(exchange, exchange.body_error())
-                return
-            if forward is not None and exchange.is_body_complete and forward(exchange):
-                return
-            scope = exchange.scope()
+                app.refuse(exchange, exchange.body_error())
+            else:
+                app.serve(exchange)
         except BadTarget:
             self._refuse(_BAD_REQUEST)
-            return
-        self._server.spawn(self._serve(exchange, scope))
-
-    async def _serve(self, exchange: Exchange, scope: Scope) -> None:
-        try:
-            await self._server.app(scope, exchange.receive, exchange.send)
         except Exception:
             # The application answers its own exceptions. One that arrives here is a defect in the application.
             _log.exception("a request failed outside of the application")
-        if not exchange.is_over and not exchange.is_disconnected:
-            self._refuse(_DEFECT)
+            if not exchange.is_over and not exchange.is_disconnected:
+                self._refuse(_DEFECT)
 
     # -- called by exchanges ----------------------------------------------------------------
 
     def abort(self) -> None:
         self._transport.abort()
-
-    def cut(self, serving: Responder) -> None:
-        """Abort the connection if ``serving`` is the current request."""
-        if self._current is serving:
-            self._transport.abort()
 
     async def drained(self) -> None:
         while not self.is_writable and not self._transport.is_closing():
@@ -665,10 +661,18 @@ class Connection(ClientConnection):
                 self._drain_waiter = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._drain_waiter)
 
+    def peer_uid(self) -> int | None:
+        """The user of the client's process, where it is connected by a Unix socket on Linux."""
+        connected: socket.socket | None = self._transport.get_extra_info("socket")
+        if connected is None or connected.family != socket.AF_UNIX or sys.platform != "linux":
+            return None
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int.from_bytes(credentials[4:8], sys.byteorder)
+
     def resume_reading_body(self) -> None:
         self._resume_reading()
 
-    def upgrade(self, exchange: Responder, upgraded: UpgradedConnection, serving: Coroutine[Any, Any, None]) -> None:
+    def upgrade(self, exchange: Exchange, upgraded: UpgradedConnection, serving: Coroutine[Any, Any, None]) -> None:
         """Pass the transport to ``upgraded``, with the bytes that were read after the request's head."""
         assert exchange is self._current, "only the current request can be upgraded"
         server, transport = self._server, self._transport
@@ -689,18 +693,20 @@ class Connection(ClientConnection):
             upgraded.shut_down()
         server.spawn(serving)
 
-    def serve(self, serving: Responder) -> None:
-        """Make ``serving`` the current request. It was read without the parser, or it replaces the current request."""
-        self._current = serving
-        if self._at_boundary:  # otherwise the head of the next request is being read
-            self._phase = _ANSWERING
-            self._in_headers = False
+    def spawn(self, serving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._server.spawn(serving)
+        task.add_done_callback(self._served)
+        return task
 
-    @property
-    def is_stopping(self) -> bool:
-        return self._server.is_stopping
+    def _served(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        # The application answers its own exceptions. One that arrives here is a defect in the application.
+        _log.error("a request failed outside of the application", exc_info=error)
+        if not self._transport.is_closing():
+            self._refuse(_DEFECT)
 
-    def exchange_over(self, exchange: Responder) -> None:
+    def exchange_over(self, exchange: Exchange) -> None:
         """The answer to the current request is complete: close, or start the next request."""
         if exchange is not self._current:
             return
@@ -713,8 +719,9 @@ class Connection(ClientConnection):
             return
         if self._phase is not _READING_HEAD:
             self._phase, self._since = (_IDLE if exchange.is_body_complete else _DISCARDING), clock.now()
-        if self._queue or self._final_refusal:
-            self._start_next()
+        if (self._queue or self._final_refusal) and not self._is_starting:
+            # An answer may end within its own task, and that task must not start another request.
+            asyncio.get_running_loop().call_soon(self._resume)
         if self._is_read_paused:
             self._resume_reading()
 
@@ -832,11 +839,8 @@ class Connection(ClientConnection):
             current.disconnected()
         if waiting is not None:  # the application does not know the request yet; it counts and logs it
             waiting.disconnected()
-            try:
-                scope = waiting.scope()
-            except BadTarget:
-                return
-            self._server.spawn(self._serve(waiting, scope))
+            with contextlib.suppress(BadTarget):
+                self._server.app.serve(waiting)
 
     def _wake_drain(self) -> None:
         if self._drain_waiter is not None:

@@ -12,16 +12,15 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Final, cast
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final
 
 from inferd import clock
 from inferd.config import ServerConfig
-from inferd.errors import ConfigError, InferdError
+from inferd.errors import ConfigError
 from inferd.events import ClientTurnedAway, Emit, ignore
-from inferd.http.asgi import Receive, Scope, Send
-from inferd.http.connection import TOO_MANY_CONNECTIONS, Connection, Timeouts
-from inferd.http.exchange import Exchange
+from inferd.http.connection import TOO_MANY_CONNECTIONS, Application, Connection, Timeouts
+from inferd.http.head import HeadCache
 from inferd.http.tls import end_writing, listener_options
 from inferd.http.upgrade import ClientConnection
 
@@ -114,11 +113,11 @@ def set_options(listener: socket.socket) -> None:
 
 
 class HttpServer:
-    """Serves an ASGI application on a listening socket. ``serve`` runs until ``stop``."""
+    """Serves an application on a listening socket. ``serve`` runs until ``stop``."""
 
     def __init__(
         self,
-        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        app: Application,
         config: ServerConfig,
         listener: socket.socket | None = None,
         timeouts: Timeouts | None = None,
@@ -137,9 +136,7 @@ class HttpServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.app = app
-        self.refuse = cast("Callable[[Exchange, InferdError], None]", getattr(app, "refuse", _refuse))
-        self.forward = cast("Callable[[Exchange], bool] | None", getattr(app, "forward", None))
-        self.serve_direct = cast("Callable[[Connection, bytes], bool] | None", getattr(app, "serve_direct", None))
+        self.heads = HeadCache()
         self._emit = emit
         self._num_rejected = 0
         self._rejection_logged_at = 0.0  # 0: not logged yet
@@ -228,11 +225,12 @@ class HttpServer:
 
     # -- called by connections --------------------------------------------------------------
 
-    def spawn(self, serving: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, serving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``serving`` as a task; ``serve`` waits for its end."""
         task = asyncio.get_running_loop().create_task(serving)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def reject_connection(self, transport: asyncio.Transport) -> None:
         """Answer with status 503 and close: after ``REJECTED_S``, or at once beyond ``MAX_REJECTED`` connections."""
@@ -262,11 +260,6 @@ class HttpServer:
             connection.check_timeouts(now)
         every = min(TIMEOUT_CHECK_S, min(self.timeouts) / 4)
         self._timer = asyncio.get_running_loop().call_later(every, self._check_timeouts)
-
-
-def _refuse(exchange: Exchange, error: InferdError) -> None:
-    """The answer to a refused request, where the application does not format errors itself."""
-    exchange.answer(400, ((b"content-type", b"text/plain; charset=utf-8"),), error.message.encode())
 
 
 class _RejectedConnection(asyncio.Protocol):

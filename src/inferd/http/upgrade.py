@@ -12,6 +12,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, Protocol
 
 
+def address_of(transport: asyncio.BaseTransport) -> str:
+    """The client's address without its port; empty for a Unix socket."""
+    found: object = transport.get_extra_info("peername")
+    return str(found[0]) if isinstance(found, tuple) and found else ""
+
+
 class ClientConnection(asyncio.Protocol, ABC):
     """One connection of a client, in any protocol: what a server needs to time it out and to shut it down."""
 

@@ -9,23 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
-from websockets.datastructures import Headers
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Request
 from websockets.protocol import Protocol, Side, State
-from websockets.server import ServerProtocol
-from websockets.typing import Subprotocol
 
 from inferd import clock
-from inferd.errors import InvalidRequest
-from inferd.http.asgi import Headers as RawHeaders
+from inferd.http.exchange import Headers
+from inferd.http.handshake import answer_handshake
 from inferd.http.stall import WriteStall
 from inferd.http.upgrade import UpgradedConnection, UpgradeOffer
 
-SUBPROTOCOL: Final = "inferd"
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MESSAGES_PER_TURN: Final = 64  # received by one task before other tasks run
 READ_BYTES: Final = 4 * 1024  # parsed in one turn of the event loop
@@ -81,18 +76,14 @@ class WebSocket(UpgradedConnection):
         "on_disconnect",
         "on_protocol_error",
     )
+    __deletable__ = ("_on_closed",)
 
     _transport: asyncio.Transport
     _on_closed: Callable[[], None]
 
     def __init__(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Read the handshake from a request's path and headers (RFC 6455, section 4.2). Raises InvalidRequest."""
-        handshake = _Handshake(logger=_log)
-        self._response = handshake.accept(_request(path, headers))
-        handshake.parser.close()  # the parser refers to its owner; without the cycle both are freed at once
-        if self._response.status_code != 101:
-            why = " ".join(self._response.body.decode("utf-8", "replace").split())
-            raise InvalidRequest(f"The WebSocket handshake is not valid: {why}", code="invalid_handshake")
+        self._response = answer_handshake(path, headers)
         self._protocol = Protocol(Side.SERVER, max_size=MAX_MESSAGE_BYTES, logger=_log)
         self._unread = bytearray()
         self._messages: deque[str | bytes] = deque()
@@ -113,7 +104,7 @@ class WebSocket(UpgradedConnection):
         self.on_disconnect: Callable[[], None] | None = None
         self.on_protocol_error: Callable[[int, str], bytes] | None = None
 
-    def accept(self, offer: UpgradeOffer, headers: RawHeaders, serving: Coroutine[Any, Any, None]) -> None:
+    def accept(self, offer: UpgradeOffer, headers: Headers, serving: Coroutine[Any, Any, None]) -> None:
         """Accept the handshake: send its answer, with ``headers`` in addition, and run ``serving`` as a task.
 
         Raises BrokenPipeError when the client has disconnected.
@@ -352,18 +343,3 @@ class WebSocket(UpgradedConnection):
             self._pinged_at = now
             self._protocol.send_ping(b"")
             self._flush()
-
-
-class _Handshake(ServerProtocol):
-    def select_subprotocol(self, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
-        """inferd's subprotocol where the client offers it, else none."""
-        return next((word for word in subprotocols if word == SUBPROTOCOL), None)
-
-
-def _request(path: str, raw: Iterable[tuple[bytes, bytes]]) -> Request:
-    """The handshake as ``websockets`` reads it. The connection has removed the Upgrade header after checking it."""
-    headers = Headers([("connection", "Upgrade"), ("upgrade", "websocket")])
-    for name, value in raw:
-        if name.startswith(b"sec-websocket-"):
-            headers[name.decode("latin-1")] = value.decode("latin-1")
-    return Request(path, headers)

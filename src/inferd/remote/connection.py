@@ -19,7 +19,7 @@ import httptools
 from inferd import clock
 from inferd.config.units import bytes_text
 from inferd.errors import UpstreamFailed
-from inferd.remote.head_pattern import is_exact, pattern_of
+from inferd.head_pattern import SplitHead, is_exact, pattern_of
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Bytes of an answer's head; likewise of chunk headers and trailers between two bytes of its body."""
@@ -42,7 +42,8 @@ class Head(NamedTuple):
     status: int
     headers: Headers  # without Content-Length, which differs between answers
     is_chunked: bool
-    media: bytes = b""  # as of ``media_of``
+    media: bytes = b""  # its type without parameters; empty where the body is encoded
+    content_type: bytes = b""
 
 
 class Receiver(Protocol):
@@ -105,6 +106,8 @@ class Connection(asyncio.Protocol):
         "_headers",
         "_is_full_read",
         "_is_informational",
+        "_latest",
+        "_latest_head",
         "_must_close",
         "_on_free",
         "_on_lost",
@@ -123,6 +126,7 @@ class Connection(asyncio.Protocol):
         "num_exchanges",
         "sent_at",
     )
+    __deletable__ = ("_parser",)
 
     def __init__(self, on_free: Callable[[Connection], None], on_lost: Callable[[Connection], None]) -> None:
         self._on_free = on_free
@@ -141,6 +145,8 @@ class Connection(asyncio.Protocol):
         self._is_full_read = False  # the last read may have left bytes in the kernel
         self._first_bytes = b""  # the read that holds all of this answer so far, and its whole head
         self._chunked_head = b""  # this answer's head, if it was cached and the parser got nothing of the answer yet
+        self._latest = SplitHead(b"")  # of the answer before
+        self._latest_head: Head | None = None
         self._parser = httptools.HttpResponseParser(self)
         self.is_closed = False
         self.is_paused = False
@@ -160,7 +166,7 @@ class Connection(asyncio.Protocol):
         """Whether an exchange is in progress."""
         return self._receiver is not None
 
-    def send(self, request: bytes, receiver: Receiver) -> None:
+    def send(self, request: bytes, receiver: Receiver, now: float) -> None:
         """Begin an exchange with the bytes of a complete request."""
         assert self._receiver is None, "a connection carries one exchange at a time"
         assert self._transport is not None, "a connection is used when it is made"
@@ -172,13 +178,8 @@ class Connection(asyncio.Protocol):
             self._is_informational = self._until_close = False
             self._first_bytes = self._chunked_head = b""
         self.num_exchanges += 1
-        self.sent_at = self.last_at = clock.now()
+        self.sent_at = self.last_at = now
         self._transport.write(request)
-
-    def set_receiver(self, receiver: Receiver) -> None:
-        """Deliver the rest of the current answer to ``receiver``."""
-        assert self._receiver is not None, "no answer is in progress"
-        self._receiver = receiver
 
     def pause(self) -> None:
         """Stop reading. Idempotent."""
@@ -252,18 +253,16 @@ class Connection(asyncio.Protocol):
                     self._parse(data)
                 return
             if self._parsed is _NOTHING:
+                if self._latest_head is not None and (begin := self._latest.body_at(data)) > 0:
+                    self._take_whole(receiver, self._latest_head, data[begin:])
+                    return
                 end = data.find(b"\r\n\r\n")
                 pattern, digits = pattern_of(data, end)
                 head = _known_heads.get(pattern)
                 if head is not None:
                     if digits.isdigit() and int(digits) == len(data) - end - 4:
-                        self._receiver = None
-                        self.idle_since = self.last_at
-                        if self.is_paused or self._is_full_read:
-                            self._close()
-                        else:
-                            self._on_free(self)
-                        receiver.answer_whole(head, data[end + 4 :])
+                        self._latest, self._latest_head = SplitHead(data[:end]), head
+                        self._take_whole(receiver, head, data[end + 4 :])
                         return
                     if head.is_chunked:
                         self._begin_chunks(receiver, head, data, end)
@@ -272,6 +271,15 @@ class Connection(asyncio.Protocol):
             self._parse(data)
         except Exception:
             self._fail_on_defect(receiver)
+
+    def _take_whole(self, receiver: Receiver, head: Head, body: bytes) -> None:
+        self._receiver = None
+        self.idle_since = self.last_at
+        if self.is_paused or self._is_full_read:
+            self._close()
+        else:
+            self._on_free(self)
+        receiver.answer_whole(head, body)
 
     def _begin_chunks(self, receiver: Receiver, head: Head, data: bytes, end: int) -> None:
         """Deliver a cached head, and the chunks that follow it."""
@@ -454,7 +462,13 @@ class Connection(asyncio.Protocol):
         kept = [header for header in self._headers if header[0] != b"content-length"]
         if len(_known_heads) >= _MAX_KNOWN_HEADS:
             _known_heads.clear()  # an answer with a Date header has a new head in each second
-        _known_heads[pattern_of(first, len(head))[0]] = Head(status, kept, is_chunked, media_of(kept))
+        _known_heads[pattern_of(first, len(head))[0]] = Head(
+            status,
+            kept,
+            is_chunked,
+            media_of(kept),
+            next((value for name, value in kept if name == b"content-type"), b""),
+        )
 
     def on_body(self, body: bytes) -> None:
         if self._parsed is not _END:

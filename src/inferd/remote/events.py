@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 
 from inferd.config.units import bytes_text
+from inferd.remote.reports import ErrorReport, Event
 from inferd.types import Usage
 
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
-_MAX_COUNT: Final = 2**40
 
 _UNREADABLE: Final = (ValueError, RecursionError)
 """What msgspec raises for bytes that are no JSON: DecodeError or UnicodeDecodeError (both are ValueErrors), and
@@ -35,56 +35,7 @@ class ReportedError(Exception):
     """The remote server reported an error instead of an answer, or within one. The message is the server's."""
 
 
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-
-
-class _Choice(msgspec.Struct):
-    index: int = 0
-    finish_reason: str | None = None
-    delta: _Delta | None = None
-    text: str | None = None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class UsageReport(msgspec.Struct):
-    """The ``usage`` object of an answer or an event."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-    def usage(self) -> Usage:
-        """The usage, with every count limited to a plausible range, whatever the server reported."""
-        details, prompt, completion = self.prompt_tokens_details, self.prompt_tokens or 0, self.completion_tokens or 0
-        if details is None and 0 <= prompt <= _MAX_COUNT and 0 <= completion <= _MAX_COUNT:
-            return Usage(prompt, completion)
-        prompt = _count(prompt)
-        cached = _count(details.cached_tokens) if details is not None else 0
-        return Usage(prompt, _count(completion), min(cached, prompt))
-
-
-def _count(number: int | None) -> int:
-    return min(max(number, 0), _MAX_COUNT) if number else 0
-
-
-class _ErrorReport(msgspec.Struct):
-    message: str | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: UsageReport | None = None
-    error: _ErrorReport | str | None = None
-
-
-_decoder = msgspec.json.Decoder(_Event)
+_decoder = msgspec.json.Decoder(Event)
 _json = msgspec.json.Decoder()
 
 
@@ -187,7 +138,7 @@ class EventReader:
         return bool(event.choices) or not self._drop_usage
 
 
-def _decoded(payload: bytes) -> _Event | None:
+def _decoded(payload: bytes) -> Event | None:
     """The event; None: a JSON object of an unknown form. Raises BadAnswer."""
     try:
         return _decoder.decode(payload)
@@ -223,7 +174,7 @@ def read_answer(body: bytes) -> Usage | None:
     return answer.usage.usage() if answer.usage is not None else None
 
 
-def error_text(error: _ErrorReport | str) -> str:
+def error_text(error: ErrorReport | str) -> str:
     """The message of a reported error: one printable line of at most 500 characters."""
     text = error if isinstance(error, str) else error.message or "it did not say which"
     return "".join(c if c.isprintable() else " " for c in text[:500])

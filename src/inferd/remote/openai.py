@@ -8,7 +8,8 @@ of fields that only inferd understands. The client's credentials are never sent;
 from __future__ import annotations
 
 import math
-from typing import Final, Protocol
+from abc import abstractmethod
+from typing import Final
 
 import msgspec
 
@@ -43,6 +44,7 @@ EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 _TRUE = msgspec.Raw(b"true")
+_ASK_USAGE: Final = b',"stream_options":{"include_usage":true}}'
 
 
 class RequestTemplate:
@@ -61,29 +63,25 @@ class RequestTemplate:
     def post(self, relay: Relay) -> bytes:
         """The bytes of a complete request for ``relay``. Raises ValueError, RecursionError for an invalid body."""
         body = self.body(relay)
-        extra = b"".join([b"%b: %b\r\n" % header for header in relay.headers])
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (self._head("POST", relay.path), extra, len(body), body)
+        head = self._head("POST", relay.path)
+        for header in relay.headers:
+            head += b"%b: %b\r\n" % header
+        return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
 
     def get(self, path: str) -> bytes:
         """The bytes of a complete GET request."""
         return self._head("GET", path) + b"\r\n"
 
-    def post_body(self, path: str, request_id: bytes, body: bytes) -> bytes:
-        """The bytes of a complete POST request with a final body, which needs no more changes."""
-        return b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
-            self._head("POST", path),
-            request_id,
-            len(body),
-            body,
-        )
-
-    @property
-    def model(self) -> str:
-        """The model's name on the remote server."""
-        return self._model
-
     def body(self, relay: Relay) -> bytes:
-        """The client's JSON with the changes for the remote server. The values of other fields keep their bytes."""
+        """The client's JSON with the changes for the remote server. The values of other fields keep their bytes.
+
+        Raises ValueError and RecursionError.
+        """
+        if relay.unchanged_for == self._model:
+            if not relay.stream or relay.wants_usage:
+                return relay.body
+            if relay.lacks_stream_options and relay.body.endswith(b"}"):
+                return relay.body[:-1] + _ASK_USAGE
         fields = _fields.decode(relay.body)
         fields["model"] = msgspec.Raw(self._text)
         for name in LOCAL_FIELDS:
@@ -96,7 +94,7 @@ class RequestTemplate:
         return _encode(fields)
 
     def _head(self, method: str, path: str) -> bytes:
-        if self._secret.refresh(clock.now()):
+        if self._secret.is_watched and self._secret.refresh(clock.now()):
             self._heads.clear()
         head = self._heads.get(path)
         if head is None:
@@ -115,66 +113,46 @@ class RequestTemplate:
         return head
 
 
-class AnswerListener(Protocol):
-    """What an ``Answer`` reports to."""
+class Answer(Exchange):
+    """Receives the answer to one relay and tells what of it is forwarded.
 
+    A collected answer is held until it is complete and known to be JSON. A stream is forwarded event by event. The last
+    call is exactly one of ``relayed`` with an end, ``refused`` and ``stale``.
+    """
+
+    _content_type = JSON_TYPE
+    _has_begun = False  # something was forwarded
+    _is_over = False
+    _num_bytes = 0
+    _retry_after: bytes | None = None
+    _status = 0
+
+    def __init__(self, request_id: str, relay: Relay) -> None:
+        self._id = request_id
+        self._events = EventReader(drop_usage=not relay.wants_usage) if relay.stream else None
+        self._pieces: list[bytes] = []
+        self._request_bytes = len(relay.body)
+
+    # -- what becomes of it -----------------------------------------------------------------
+
+    @abstractmethod
     def relayed(self, item: Relayed) -> None:
         """Forward a part of the answer. The last part has ``end``."""
 
+    @abstractmethod
     def refused(self, error: InferdError, *, counts: bool, retry: bool) -> None:
         """The request failed before a part of its answer was forwarded.
 
         ``counts``: it was a failure of the server. ``retry``: another server may succeed.
         """
 
+    @abstractmethod
     def stale(self) -> None:
         """The server closed the idle connection before it answered: the request may be sent again."""
 
+    @abstractmethod
     def broke(self, error: UpstreamFailed) -> None:
         """An exception was raised while the answer was processed: end the request, if it has not ended."""
-
-
-class Answer:
-    """Receives the answer to one request, and reports to its listener what to forward.
-
-    A collected answer is buffered until it is complete and valid JSON. A stream is forwarded event by event. The last
-    call is ``relayed`` with ``end``, ``refused`` or ``stale``; exactly one of these is made.
-    """
-
-    __slots__ = (
-        "_content_type",
-        "_events",
-        "_has_begun",
-        "_id",
-        "_is_over",
-        "_listener",
-        "_num_bytes",
-        "_pieces",
-        "_request_bytes",
-        "_retry_after",
-        "_status",
-        "exchange",
-    )
-
-    def __init__(self, request_id: str, relay: Relay, listener: AnswerListener) -> None:
-        self._id = request_id
-        self._listener = listener
-        self._events = EventReader(drop_usage=not relay.wants_usage) if relay.stream else None
-        self._status = 0
-        self._content_type = JSON_TYPE
-        self._retry_after: bytes | None = None
-        self._pieces: list[bytes] = []
-        self._num_bytes = 0
-        self._request_bytes = len(relay.body)
-        self._has_begun = False  # a part of the answer was forwarded
-        self._is_over = False
-        self.exchange: Exchange | None = None
-
-    def continue_stream(self, events: EventReader, *, has_begun: bool) -> None:
-        """Continue a stream whose head, and some of whose events, another object has received."""
-        self._status = 200
-        self._events = events
-        self._has_begun = has_begun
 
     @property
     def usage(self) -> Usage:
@@ -196,23 +174,27 @@ class Answer:
         return usage if usage.prompt_tokens else Usage(self._request_bytes // BYTES_PER_TOKEN, usage.completion_tokens)
 
     def cancel(self) -> None:
-        """Close the connection. The listener is not called any more."""
+        """The answer is not wanted any more: the connection is cut, and nothing more is told."""
         self._is_over = True
-        exchange, self.exchange = self.exchange, None
-        if exchange is not None:
-            exchange.cancel()
+        self.cut()
 
     def expire(self, error: DeadlineExceeded) -> None:
-        """The request's deadline has passed: close the connection, and report ``error``. The server has not failed."""
+        """The answer would come too late: the connection is cut, and the server is not to blame."""
         self.cancel()
         if self._has_begun:
-            self._listener.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
+            self.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
         else:
-            self._listener.refused(error, counts=False, retry=False)
+            self.refused(error, counts=False, retry=False)
 
     # -- called by the connection (``connection.Receiver``) ---------------------------------
 
     def answer_whole(self, head: Head, body: bytes) -> None:
+        self.connection = None
+        if head.status == 200 and head.media == JSON_TYPE and self._events is None:
+            self._content_type = head.content_type
+            self._status = 200
+            self._end_collected(body)
+            return
         self.answer_head(head.status, head.headers)
         if body:
             self.answer_data(body)
@@ -260,49 +242,51 @@ class Answer:
         assert self._events is not None, "this is no stream"
         if whole:
             if self._has_begun:
-                self._listener.relayed(Relayed(self._id, None, whole))
+                self.relayed(Relayed(self._id, None, whole))
             else:
                 self._has_begun = True
-                self._listener.relayed(Relayed(self._id, RelayHead(self._status, EVENTS_TYPE), whole))
+                self.relayed(Relayed(self._id, RelayHead(self._status, EVENTS_TYPE), whole))
         broken = self._events.broken
         if broken is not None and not self._is_over:
             self._break(_reported(str(broken)) if isinstance(broken, ReportedError) else _bad_answer(str(broken)))
 
     def answer_ended(self) -> None:
+        self.ended()
         if self._is_over:
             return
-        self.exchange = None  # without the reference cycle both are freed at once
         status = self._status
         if status < 400:
             if self._events is not None:
                 self._end_stream(self._events)
             else:
-                self._end_collected()
+                self._end_collected(b"".join(self._pieces))
             return
         self._is_over = True
         if status == 429 or (status == 503 and self._retry_after is not None):
-            self._listener.refused(self._busy(), counts=False, retry=True)
+            self.refused(self._busy(), counts=False, retry=True)
         elif status >= 500 or status in (401, 407):
-            self._listener.refused(_status_error(status), counts=True, retry=True)
+            self.refused(_status_error(status), counts=True, retry=True)
         else:
             self._forward_refusal()
 
     def answer_broken(self, error: UpstreamFailed) -> None:
+        self.ended()
         try:
             if not self._is_over:
                 self._break(error)
         finally:
-            self._listener.broke(error)
+            self.broke(error)
 
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
+        self.ended()
         if self._is_over:
             return
         if is_stale:
             self._is_over = True
-            self._listener.stale()
+            self.stale()
         elif self._events is not None and self._events.is_done and self._has_begun:
             self._is_over = True  # the answer is complete; only its framing was not ended
-            self._listener.relayed(Relayed(self._id, end=End("done", self.usage)))
+            self.relayed(Relayed(self._id, end=End("done", self.usage)))
         else:
             self._break(error)
 
@@ -317,20 +301,23 @@ class Answer:
             self._break(error)
             return
         self._is_over = True
-        self._listener.relayed(Relayed(self._id, end=End("done", self.usage)))
+        self.relayed(Relayed(self._id, end=End("done", self.usage)))
 
-    def _end_collected(self) -> None:
-        body = b"".join(self._pieces)
+    def _end_collected(self, body: bytes) -> None:
+        if len(body) > MAX_ANSWER_BYTES:
+            self._refuse(_bad_answer(f"its answer is larger than {MAX_ANSWER_BYTES} bytes"))
+            return
         try:
             usage = read_answer(body)
         except BadAnswer as error:
             self._refuse(_bad_answer(str(error)))
-        except ReportedError as error:
-            self._refuse(_reported(str(error)))
+        except ReportedError as reported:
+            self._refuse(_reported(str(reported)))
         else:
             self._is_over = True
-            head = RelayHead(self._status, self._content_type)
-            self._listener.relayed(Relayed(self._id, head, body, End("done", usage or self.usage)))
+            if usage is None:
+                usage = Usage(self._request_bytes // BYTES_PER_TOKEN, len(body) // BYTES_PER_TOKEN)
+            self.relayed(Relayed(self._id, RelayHead(self._status, self._content_type), body, End("done", usage)))
 
     def _forward_refusal(self) -> None:
         """Forward an error of the client's request (status 4xx) as the remote server wrote it."""
@@ -339,7 +326,7 @@ class Answer:
             f"The remote server refused the request with status {self._status}.", code="upstream_refused"
         ).to_failure()
         head = RelayHead(self._status, self._content_type, headers)
-        self._listener.relayed(Relayed(self._id, head, b"".join(self._pieces), End("refused", failure=failure)))
+        self.relayed(Relayed(self._id, head, b"".join(self._pieces), End("refused", failure=failure)))
 
     def _break(self, error: UpstreamFailed) -> None:
         """End an answer that failed: with an error at its end, if a part of it was forwarded."""
@@ -347,12 +334,12 @@ class Answer:
             self._refuse(error)
             return
         self.cancel()
-        self._listener.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
+        self.relayed(Relayed(self._id, end=End("failed", self.usage, Timings(), error.to_failure())))
 
     def _refuse(self, error: UpstreamFailed) -> None:
         if not self._is_over:
             self.cancel()
-            self._listener.refused(error, counts=True, retry=True)
+            self.refused(error, counts=True, retry=True)
 
     def _busy(self) -> Overloaded:
         return Overloaded(

@@ -11,11 +11,13 @@ import asyncio
 import logging
 import socket
 import ssl
+from abc import ABC, abstractmethod
 from typing import Final
 
 from inferd import clock
 from inferd.errors import UpstreamFailed
-from inferd.remote.connection import Connection, Head, Receiver
+from inferd.open_class import mypyc_attr
+from inferd.remote.connection import Connection, Head, Headers
 from inferd.remote.origin import Origin, Timeouts
 
 _log = logging.getLogger("inferd.remote")
@@ -31,26 +33,34 @@ MAX_IDLE_S: Final = 30.0
 """Seconds without a request after which a connection is closed."""
 
 _CHECKS_PER_TIMEOUT: Final = 8
-_CHECK_EVERY_S: Final = (0.02, 0.5)  # the least and the most seconds between two checks
+_SHORTEST_CHECK_S: Final = 0.02  # between two checks
+_LONGEST_CHECK_S: Final = 0.5
 
 
-class Exchange:
-    """One request in progress, from ``Pool.send`` to the end of its answer.
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Exchange(ABC):
+    """One request in progress, from ``Pool.send`` to the end of its answer: the answer's receiver.
 
-    It passes the answer from the connection to the receiver. It drops its reference to the connection before it tells
-    the receiver of the end, because the connection may serve another exchange from then on.
+    A subclass processes the answer. It calls ``ended`` before anything else when the answer is complete or has failed,
+    because the connection may serve another exchange from then on.
     """
 
-    __slots__ = ("_is_paused", "_receiver", "_request", "answer_data", "answer_head", "connection", "task")
+    connection: Connection | None = None
+    task: asyncio.Task[None] | None = None  # while a connection is made for it
+    _is_paused = False
 
-    def __init__(self, request: bytes, receiver: Receiver) -> None:
-        self._request = request
-        self._receiver = receiver
-        self._is_paused = False
-        self.connection: Connection | None = None
-        self.task: asyncio.Task[None] | None = None  # while a connection is opened for it
-        self.answer_head = receiver.answer_head
-        self.answer_data = receiver.answer_data
+    @abstractmethod
+    def answer_whole(self, head: Head, body: bytes) -> None: ...
+    @abstractmethod
+    def answer_head(self, status: int, headers: Headers) -> None: ...
+    @abstractmethod
+    def answer_data(self, data: bytes) -> None: ...
+    @abstractmethod
+    def answer_ended(self) -> None: ...
+    @abstractmethod
+    def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None: ...
+    @abstractmethod
+    def answer_broken(self, error: UpstreamFailed) -> None: ...
 
     def pause(self) -> None:
         """Stop reading the answer. Only the kernels' buffers fill up further."""
@@ -64,8 +74,8 @@ class Exchange:
         if self.connection is not None:
             self.connection.resume()
 
-    def cancel(self) -> None:
-        """Close the connection, which tells the server to stop. The receiver is not called any more."""
+    def cut(self) -> None:
+        """Drop the connection: the other side sees that no answer is wanted. The receiver hears nothing more."""
         if self.task is not None:
             self.task.cancel()
             self.task = None
@@ -73,33 +83,15 @@ class Exchange:
         if connection is not None:
             connection.abort()
 
-    def adopt(self, connection: Connection) -> None:
-        """Continue an exchange that is in progress on ``connection`` with another receiver."""
+    def start_on(self, connection: Connection, request: bytes, now: float) -> None:
         self.connection = connection
-        connection.set_receiver(self)
-
-    def start_on(self, connection: Connection) -> None:
-        """Send the request on ``connection``."""
-        self.connection = connection
-        connection.send(self._request, self)
+        connection.send(request, self, now)
         if self._is_paused:
             connection.pause()
 
-    def answer_whole(self, head: Head, body: bytes) -> None:
-        self.connection = None
-        self._receiver.answer_whole(head, body)
-
-    def answer_ended(self) -> None:
-        self.connection = None
-        self._receiver.answer_ended()
-
-    def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
+    def ended(self) -> None:
+        """Refer to the connection no more."""
         self.connection = self.task = None
-        self._receiver.answer_failed(error, is_stale=is_stale)
-
-    def answer_broken(self, error: UpstreamFailed) -> None:
-        self.connection = self.task = None
-        self._receiver.answer_broken(error)
 
 
 class Pool:
@@ -120,39 +112,27 @@ class Pool:
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         shortest = min(timeouts.first_byte_s, timeouts.idle_s)
-        self._check_every_s = min(max(shortest / _CHECKS_PER_TIMEOUT, _CHECK_EVERY_S[0]), _CHECK_EVERY_S[1])
+        self._check_every_s = min(max(shortest / _CHECKS_PER_TIMEOUT, _SHORTEST_CHECK_S), _LONGEST_CHECK_S)
 
     @property
     def num_connections(self) -> int:
         """Open connections, idle or not."""
         return len(self._all)
 
-    def send(self, request: bytes, receiver: Receiver, *, fresh: bool = False) -> Exchange:
+    def send(self, request: bytes, exchange: Exchange, *, fresh: bool = False) -> None:
         """Send a complete request on an idle connection, or on a new one. ``fresh``: always on a new one.
 
-        Does not raise for failures of the server: the receiver gets them as ``answer_failed``.
+        Does not raise for failures of the server: the exchange gets them as ``answer_failed``.
         """
-        exchange = Exchange(request, receiver)
-        connection = None if fresh else self._take(clock.now())
+        now = clock.now()
+        connection = None if fresh else self._take(now)
         if connection is not None:
-            exchange.start_on(connection)
+            exchange.start_on(connection, request, now)
         else:
             self._close_idle_if_full()
-            exchange.task = asyncio.get_running_loop().create_task(self._connect(exchange))
+            exchange.task = asyncio.get_running_loop().create_task(self._connect(exchange, request))
             self._connecting.add(exchange.task)
             exchange.task.add_done_callback(self._connecting.discard)
-        return exchange
-
-    def take_idle(self, now: float) -> Connection | None:
-        """Remove an idle connection from the pool, for a caller that sends on it directly; None: there is none.
-
-        ``now``: the time of ``inferd.clock``, in seconds. The connection returns to the pool when its answer has ended.
-        """
-        return None if self._is_closed else self._take(now)
-
-    def put_back(self, connection: Connection) -> None:
-        """Return a connection of ``take_idle`` on which nothing was sent."""
-        self._connection_freed(connection)
 
     def _take(self, now: float) -> Connection | None:
         """The usable connection that was used last. So superfluous connections become idle for long, and are closed."""
@@ -171,11 +151,11 @@ class Pool:
         if len(self._all) + len(self._connecting) >= self._max_connections and self._idle:
             self._idle[0].abort()
 
-    async def _connect(self, exchange: Exchange) -> None:
+    async def _connect(self, exchange: Exchange, request: bytes) -> None:
         try:
             connection = await self._open()
             exchange.task = None
-            exchange.start_on(connection)
+            exchange.start_on(connection, request, clock.now())
         except UpstreamFailed as error:
             exchange.answer_failed(error, is_stale=False)
         except Exception:

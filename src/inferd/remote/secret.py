@@ -20,10 +20,11 @@ class Secret:
     leaves the last key in use, so a file that is being replaced causes no errors.
     """
 
-    __slots__ = ("_checked_at", "_identity", "_path", "value")
+    __slots__ = ("_checked_at", "_identity", "_path", "is_watched", "value")
 
     def __init__(self, env: Mapping[str, str], *, variable: str | None = None, file: str | None = None) -> None:
         self._path = Path(file).expanduser() if file is not None else None
+        self.is_watched = self._path is not None  # the key may change
         self._checked_at = 0.0
         self._identity: tuple[int, int, int] | None = None
         self.value: bytes | None = None  # None: the server requires no key

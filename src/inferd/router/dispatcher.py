@@ -21,14 +21,15 @@ from inferd.router.retries import Retries
 from inferd.router.ticket import Ticket
 from inferd.router.waiting.availability import Availability
 from inferd.router.waiting.queue import RequestQueue
+from inferd.types import PredictRequest
 
 
 class Dispatcher:
     """Gives waiting requests to replicas with room, and ends those that waited too long.
 
     ``demand`` is called when a request waits for a model that is not in memory. ``config`` is the model's current
-    configuration. ``suspect`` is the suspect in flight (``Ticket.is_suspect``) until its first output: suspects are
-    dispatched one at a time, so that the death of a worker has one possible cause.
+    configuration. ``suspect`` is the suspect in flight (``Ticket.worker_deaths``) until its first output: suspects
+    are dispatched one at a time, so that the death of a worker has one possible cause.
     """
 
     __slots__ = (
@@ -87,14 +88,14 @@ class Dispatcher:
         others."""
         if self._availability.is_stopped:
             return
-        if len(self._queue):
+        if self._queue.entries:
             now = clock.now()
             for expired in self._queue.pop_expired(now):
                 self._expire(expired, now, f"for {self.config.queue.timeout_s:g} s without a replica becoming free")
             for expired in self._queue.pop_waiting_since(self._availability.expired_before(now)):
                 longest_s = self._availability.longest_wait_s(now)
                 self._expire(expired, now, f"behind others for the {longest_s:.3g} s that requests may wait")
-            while len(self._queue):
+            while self._queue.entries:
                 free = self._fleet.available(now)
                 if not free:
                     break
@@ -105,7 +106,7 @@ class Dispatcher:
                 if ticket is None:
                     break
                 self.dispatch(ticket, self.placement.able(ticket, free), now)
-            if len(self._queue):
+            if self._queue.entries:
                 if self._availability.may_load_on_demand:
                     self._demand()
                 self._set_timer(now)
@@ -114,20 +115,22 @@ class Dispatcher:
     def dispatch(self, ticket: Ticket, able: Sequence[Member], now: float) -> None:
         """Send a request to one of ``able``: the replicas that have room for it, at least one."""
         member = self.placement.choose(ticket, able, now)
-        if ticket.is_suspect:
+        if ticket.worker_deaths:
             self.suspect = ticket
         ticket.attempts += 1
-        ticket.dispatched_at = now
+        ticket.use(member.replica, now)
         if ticket.first_dispatched_at is None:
             ticket.first_dispatched_at = now
+            if ticket.outages_before is not None:
+                self._availability.outages.end_wait(ticket, now)
             if self.config.resume_streams and member.kind == "local" and is_continuable(ticket.request):
                 ticket.token_ids = []
-        ticket.runner = member.replica
-        ticket.replica = member.index
-        self.placement.sequence_replicas.note(ticket.request, member.replica)
-        self._fleet.health.request_began(member, now)
+        if isinstance(ticket.request, PredictRequest) and ticket.request.sequence:
+            self.placement.sequence_replicas.note(ticket.request, member.replica)
+        if member.breaker_state != "closed":
+            self._fleet.health.request_began(member, now)
         member.replica.dispatch(ticket)
-        if ticket.stream.is_paused:
+        if ticket.is_paused:
             member.replica.pause(ticket.request.id)
         if self.config.retry.hedge_after_s is not None and ticket.request.idempotent:
             loop = asyncio.get_running_loop()
@@ -143,7 +146,7 @@ class Dispatcher:
     def slot_freed(self) -> None:
         """A request left its replica: wake the tasks that wait for that, and dispatch waiting requests."""
         self._fleet.notify()
-        if len(self._queue):
+        if self._queue.entries:
             self.dispatch_waiting()
 
     def recheck_waiting(self) -> None:
@@ -201,7 +204,7 @@ class Dispatcher:
         if ticket.due_at <= now:
             self._live.fail(ticket, deadline_error(request, now))
             return
-        self._emit(RequestRefused(model=self._name, reason="queue_timeout", tenant=request.tenant))
+        self._emit(RequestRefused(model=self._name, reason="queue_timeout", tenant=request.tenant, was_queued=True))
         error = Overloaded(
             f"The request waited {why}; try again later.",
             retry_after_s=self._availability.retry_after_s(now),
@@ -229,5 +232,4 @@ class Dispatcher:
         ticket.hedge_replica, ticket.hedged_at = member.replica, now
         self._fleet.health.request_began(member, now)
         member.replica.dispatch(ticket)
-        ticket.replica = runner.index
         self._reporter.report()

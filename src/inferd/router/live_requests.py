@@ -13,11 +13,11 @@ from inferd.router.request_end import complete_end, ended_event, is_deadline_end
 from inferd.router.ticket import Ticket
 from inferd.router.waiting.availability import Availability
 from inferd.router.waiting.queue import RequestQueue, is_batch_work
-from inferd.types import End, Output, Relayed
+from inferd.types import End, Item, Output, Relayed
 
 
 class LiveRequests:
-    """The tickets of the requests that have not ended, by id, and the number of requests on the direct path.
+    """The tickets of the requests that have not ended, by id.
 
     Every ticket ends here, exactly once. ``on_idle`` is called when no request is left.
     """
@@ -30,7 +30,6 @@ class LiveRequests:
         "_reporter",
         "idle",
         "last_used_at",
-        "num_direct",
         "tickets",
     )
 
@@ -48,7 +47,6 @@ class LiveRequests:
         self._emit = emit
         self._on_idle = on_idle
         self.tickets: dict[str, Ticket] = {}
-        self.num_direct = 0
         self.last_used_at = clock.now()
         self.idle = asyncio.Event()  # set while no request is queued or in flight
         self.idle.set()
@@ -56,43 +54,50 @@ class LiveRequests:
     @property
     def is_idle(self) -> bool:
         """Whether no request is queued, in backoff or in flight."""
-        return not self.tickets and not self.num_direct
+        return not self.tickets
 
-    def became_idle(self) -> None:
-        """Note that the last request has ended."""
-        self.idle.set()
-        self._on_idle()
+    def add(self, ticket: Ticket) -> None:
+        """Add an accepted request."""
+        if not self.tickets:
+            self.idle.clear()
+        self.tickets[ticket.request.id] = ticket
 
-    def end(self, ticket: Ticket, end: End, last: Output | Relayed | None = None) -> None:
+    def end(self, ticket: Ticket, end: End, last: Item | None = None, now: float | None = None) -> None:
         """End a request: pass on its last item, settle its cost and emit its event.
 
-        ``last`` is the replica's final item; None where the pool ends the request.
+        ``last`` is the replica's final item; None where the pool ends the request. ``now``: the present time of the
+        monotonic clock, where the caller has read it.
         """
-        now = clock.now()
-        request, stream = ticket.request, ticket.stream
+        now = clock.now() if now is None else now
+        request = ticket.request
         del self.tickets[request.id]
+        if ticket.outages_before is not None:
+            self._availability.outages.end_wait(ticket, now)
         end = complete_end(end, ticket, last, now)
         ticket.runner = None
         self._note_wait(ticket, end, now)
-        if isinstance(last, Relayed):
-            stream.relay(Relayed(request.id, last.head, last.data, end), now)
-        else:
-            deltas, prompt, prediction = (
-                (last.deltas, last.prompt, last.prediction) if last is not None else ((), None, None)
-            )
-            stream.push(Output(request.id, deltas, prompt, end, prediction), now)
         num_tokens = end.usage.prompt_tokens + end.usage.completion_tokens
         if num_tokens or end.outcome != "done":  # else the replica did not report the usage
             self._queue.settle(ticket, num_tokens)
         self.last_used_at = now
-        self._emit(ended_event(ticket, end))
-        if self.is_idle:
-            self.became_idle()
-        self._reporter.report()
+        try:
+            if isinstance(last, Relayed):
+                ticket.deliver_piece(Relayed(request.id, last.head, last.data, end), now)
+            elif last is not None:
+                ticket.deliver_output(Output(request.id, last.deltas, last.prompt, end, last.prediction), now)
+            else:
+                ticket.deliver_output(Output(request.id, end=end), now)
+        finally:
+            self._emit(ended_event(ticket, end))
+            if not self.tickets:
+                self.idle.set()
+                self._on_idle()
+            if not self._reporter.is_scheduled:
+                self._reporter.report()
 
     def fail(self, ticket: Ticket, error: InferdError) -> None:
         """End a request with an error after it was accepted."""
-        self.end(ticket, End("failed", ticket.stream.progress.usage, failure=error.to_failure()))
+        self.end(ticket, End("failed", ticket.usage, failure=error.to_failure()))
 
     def refuse(self, ticket: Ticket, error: InferdError) -> None:
         """End a request that a replica or the queue refused."""
@@ -100,7 +105,7 @@ class LiveRequests:
 
     def refuse_or_fail(self, ticket: Ticket, error: InferdError) -> None:
         """End a request with an error: refused if nothing of its answer was computed, else failed."""
-        if ticket.stream.progress.has_output:
+        if ticket.has_output:
             self.fail(ticket, error)
         else:
             self.refuse(ticket, error)
@@ -116,9 +121,9 @@ class LiveRequests:
 
     def note_drained(self, end: End, now: float) -> None:
         """Measure the drain rate. A cancelled request, or one past its deadline, was not served and is not counted."""
-        if end.outcome != "cancelled" and not is_deadline_end(end):
-            self._availability.drain_rate.ended(now, has_waiting=len(self._queue) > 0)
-        elif not len(self._queue):
+        if end.outcome != "cancelled" and (end.failure is None or not is_deadline_end(end)):
+            self._availability.drain_rate.ended(now, has_waiting=bool(self._queue.entries))
+        elif not self._queue.entries:
             self._availability.drain_rate.paused()
 
     def _note_wait(self, ticket: Ticket, end: End, now: float) -> None:

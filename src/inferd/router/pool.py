@@ -25,17 +25,16 @@ from inferd.errors import (
     Unavailable,
     WorkerDied,
 )
-from inferd.events import Emit, RequestEnded, RequestRefused, Retried, StepDone
+from inferd.events import Emit, RequestRefused, Retried, StepDone
 from inferd.router.continuation import continuation, record_output
 from inferd.router.dispatcher import Dispatcher
 from inferd.router.live_requests import LiveRequests
 from inferd.router.queue_reporter import QueueReporter
-from inferd.router.replicas.fleet import Fleet
+from inferd.router.replicas.fleet import Fleet, RemoteMaker
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.replica import LocalReplica, Replica
 from inferd.router.request_end import deadline_error, is_deadline_end
-from inferd.router.status import Applied, ModelStatus
-from inferd.router.stream import Stream
+from inferd.router.status import Applied, ModelStatus, ReplicaStatus
 from inferd.router.ticket import Runner, Ticket
 from inferd.router.waiting.availability import Availability, Refusal
 from inferd.router.waiting.queue import RequestQueue
@@ -47,6 +46,7 @@ from inferd.types import (
     Relay,
     Relayed,
     Request,
+    Sink,
     StepStats,
 )
 from inferd.worker.supervisor import Patience
@@ -61,7 +61,7 @@ class Pool:
     """Accepts requests for one model and ends each exactly once.
 
     ``demand`` is called when a request waits for a model that is not in memory. ``on_idle`` is called when no request
-    is queued or in flight any more. ``may_surge`` and ``pin_below`` are passed to the fleet.
+    is queued or in flight any more. ``may_surge``, ``pin_below`` and ``make_remote`` are passed to the fleet.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Pool:
         may_surge: Callable[[Pool, Member], bool],
         on_idle: Callable[[Pool], None],
         pin_below: Path | None = None,
+        make_remote: RemoteMaker | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -84,7 +85,15 @@ class Pool:
         self._on_idle = on_idle
         self._queue = RequestQueue(config.queue)
         self.fleet = Fleet(
-            name, config, self, emit, command, patience, lambda member: may_surge(self, member), pin_below
+            name,
+            config,
+            self,
+            emit,
+            command,
+            patience,
+            lambda member: may_surge(self, member),
+            pin_below,
+            make_remote,
         )
         self.availability = Availability(name, config, self._queue, self.fleet)
         self._reporter = QueueReporter(name, self._queue, self.fleet, lambda: len(self._retries.backing_off), emit)
@@ -107,8 +116,8 @@ class Pool:
 
     # -- admission --------------------------------------------------------------------------
 
-    def submit(self, request: Request, relay: Relay | None = None) -> Stream:
-        """Accept a request: dispatch it to a replica, or put it into the queue.
+    def submit(self, request: Request, sink: Sink, relay: Relay | None = None) -> Ticket:
+        """Accept a request: dispatch it to a replica, or put it into the queue. ``sink`` gets its items and its end.
 
         Raises Overloaded when the queue is full or the deadline cannot be met; Unavailable when the model cannot be
         served. Raises DeadlineExceeded when the deadline has passed; InvalidRequest when the id is in use.
@@ -118,33 +127,28 @@ class Pool:
             raise InvalidRequest(f"A request with the id {request.id!r} is already running.", param="request_id")
         if not request.arrived_at:
             request = msgspec.structs.replace(request, arrived_at=now)
-        stream = Stream(
-            request.id,
-            lambda: self._cancel(ticket),
-            lambda is_paused: self._pause(ticket, is_paused),
-            is_whole=isinstance(request, GenerateRequest) and not request.stream,
-        )
-        ticket = Ticket(request, stream, self._num_accepted, now + self.config.queue.timeout_s, relay)
-        if ticket.due_at <= now:
-            stream.drop_callbacks()
+        ticket = Ticket(request, sink, self, self._num_accepted, now + self.config.queue.timeout_s, relay)
+        if (request.deadline_s is not None or request.first_byte_s is not None) and ticket.due_at <= now:
             raise deadline_error(request, now)
         ticket.queued_at = now
         self._retries.budget.note(now)
         able: Sequence[Member] = ()
-        if not self.availability.is_stopped and not len(self._queue):
+        if not self.availability.is_stopped and not self._queue.entries:
             able = self._placement.able(ticket, self.fleet.available(now))
         if not able:
             self._check_may_wait(ticket, now)
         self._num_accepted += 1
-        self._live.tickets[request.id] = ticket
-        self._live.idle.clear()
+        self._live.add(ticket)
         if able:
             self._dispatcher.dispatch(ticket, able, now)
-            self._reporter.report()
+            if not self._reporter.is_scheduled:
+                self._reporter.report()
         else:
+            ticket.place = self._queue.place_of(request)
+            self.availability.outages.begin_wait(ticket, now)
             self._queue.push(ticket)
             self._dispatcher.dispatch_waiting()
-        return stream
+        return ticket
 
     def _check_may_wait(self, ticket: Ticket, now: float) -> None:
         """Raise the error of a request that cannot be dispatched at once and may not wait either."""
@@ -155,7 +159,7 @@ class Pool:
             error, reason = self._queue_refusal(ticket, now)
         if error is not None:
             self._emit(RequestRefused(model=self.name, reason=reason, tenant=ticket.request.tenant))
-            ticket.stream.drop_callbacks()
+            ticket.drop_callbacks()
             try:
                 raise error
             finally:
@@ -165,7 +169,8 @@ class Pool:
         """Make room in the queue by refusing requests of lower classes; the refusal where the request still does not
         fit."""
         for displaced in self._queue.make_room(ticket.request):
-            self._emit(RequestRefused(model=self.name, reason="queue_full", tenant=displaced.request.tenant))
+            tenant = displaced.request.tenant
+            self._emit(RequestRefused(model=self.name, reason="queue_full", tenant=tenant, was_queued=True))
             self._live.refuse_or_fail(displaced, self._displaced_error(now))
         try:
             self._queue.check(ticket.request)
@@ -181,8 +186,8 @@ class Pool:
             retry_after_s=self.availability.retry_after_s(now),
         )
 
-    def _cancel(self, ticket: Ticket) -> None:
-        """The reader closed the stream: end a waiting request, and ask the replicas to cancel one in flight."""
+    def cancel(self, ticket: Ticket) -> None:
+        """The client disconnected: end a waiting request, and ask the replicas to cancel one in flight."""
         request_id = ticket.request.id
         if ticket.is_waiting:
             self._queue.remove(ticket)
@@ -194,7 +199,8 @@ class Pool:
                 if replica is not None:
                     replica.cancel(request_id)
 
-    def _pause(self, ticket: Ticket, is_paused: bool) -> None:
+    def pause(self, ticket: Ticket, is_paused: bool) -> None:
+        """Tell the replica of a request in flight that its reader is slow, or no longer slow."""
         replica = ticket.runner
         if replica is None:
             return
@@ -202,73 +208,6 @@ class Pool:
             replica.pause(ticket.request.id)
         else:
             replica.resume(ticket.request.id)
-
-    # -- the direct path (``direct_relay``, ``direct_prediction``) --------------------------------------
-
-    def direct_member(self, now: float, tenant: str = "", body: bytes = b"") -> Member | None:
-        """The replica for a request without region, session or sequence that can be sent at once.
-
-        None: requests are queued, no replica has room, or the model's requests may be hedged. ``body`` is given for
-        requests to remote servers: with ``tenant`` it finds the server that has probably cached the prompt's beginning.
-        """
-        if self.availability.is_stopped or len(self._queue) or self.config.retry.hedge_after_s is not None:
-            return None
-        available = self.fleet.available(now)
-        if not available:
-            return None
-        if len(available) > 1:
-            available = [member for member in available if not member.is_last_resort] or available
-        if body:
-            return self._placement.choose_relayed(tenant, body, available, now)
-        return available[0] if len(available) == 1 else self._placement.pick(available, now)
-
-    def direct_began(self, member: Member, now: float) -> None:
-        """Count a request that begins on the direct path."""
-        self._retries.budget.note(now)
-        live = self._live
-        live.num_direct += 1
-        if live.num_direct == 1:
-            live.idle.clear()
-        self.fleet.health.request_began(member, now)
-        if not self._reporter.is_scheduled:
-            self._reporter.report()
-
-    def direct_ended(self, ended: RequestEnded, sent_at: float, now: float) -> None:
-        """Count a request that was answered on the direct path."""
-        live = self._live
-        live.num_direct -= 1
-        self.availability.wait_bound.answered(now - sent_at)
-        has_waiting = len(self._queue) > 0
-        self.availability.drain_rate.ended(now, has_waiting=has_waiting)
-        live.last_used_at = now
-        self._emit(ended)
-        if not live.num_direct and not live.tickets:
-            live.became_idle()
-        if not self._reporter.is_scheduled:
-            self._reporter.report()
-        self.fleet.notify()
-        if has_waiting:
-            self._dispatcher.dispatch_waiting()
-
-    def adopt_direct(
-        self, request: Request, relay: Relay | None, member: Member, sent_at: float, first_at: float | None
-    ) -> Ticket:
-        """The ticket of a request in flight that leaves the direct path for the general one.
-
-        Its state is as if it had been dispatched to ``member`` at ``sent_at``. ``first_at``: when the answer began.
-        """
-        self._live.num_direct -= 1
-        stream = Stream(request.id, lambda: self._cancel(ticket), lambda is_paused: self._pause(ticket, is_paused))
-        ticket = Ticket(request, stream, self._num_accepted, clock.now() + self.config.queue.timeout_s, relay)
-        self._num_accepted += 1
-        ticket.attempts = 1
-        ticket.queued_at = sent_at
-        ticket.dispatched_at = ticket.first_dispatched_at = sent_at
-        ticket.runner, ticket.replica = member.replica, member.index
-        stream.progress.first_at = first_at
-        stream.progress.has_output = first_at is not None
-        self._live.tickets[request.id] = ticket
-        return ticket
 
     # -- calls from replicas (``FleetOwner``) -------------------------------------------------
 
@@ -282,6 +221,7 @@ class Pool:
         self.availability.load_error = None
         self._placement.forget(replica.index)
         self.fleet.ready(member)
+        self.availability.outages.update(clock.now())
         self._note_settled()
         self._dispatcher.dispatch_waiting()
 
@@ -312,7 +252,7 @@ class Pool:
             self._emit(StepDone(model=self.name, replica=replica.index, stats=stats))
         if has_room:
             self.fleet.notify()
-        if has_room or (len(self._queue) and self._dispatcher.suspect is None):
+        if has_room or (self._queue.entries and self._dispatcher.suspect is None):
             self._dispatcher.dispatch_waiting()
 
     def _process_output(self, replica: Replica, ticket: Ticket, output: Output, now: float) -> None:
@@ -330,7 +270,7 @@ class Pool:
                 return
         if output.deltas or output.prediction is not None or end is not None:
             self._dispatcher.clear_suspect(ticket)
-            if not ticket.stream.progress.has_output:
+            if not ticket.has_output:
                 if end is None or end.outcome in ("done", "refused") or output.deltas or output.prediction is not None:
                     self._note_answered(ticket, replica, now)
                 else:
@@ -338,10 +278,10 @@ class Pool:
         if ticket.token_ids is not None:
             output = record_output(ticket, output)
         if end is None:
-            ticket.stream.push(output, now)
+            ticket.deliver_output(output, now)
         else:
             self._live.note_drained(end, now)
-            self._live.end(ticket, end, output)
+            self._live.end(ticket, end, output, now)
 
     def replica_relayed(self, replica: Replica, ticket: Ticket, item: Relayed) -> None:
         """A piece of a relayed answer arrived."""
@@ -358,15 +298,16 @@ class Pool:
                     self._dispatcher.slot_freed()
                 return
         is_cleared = ticket is self._dispatcher.suspect
-        if not ticket.stream.progress.has_output:
-            self._dispatcher.clear_suspect(ticket)
+        if not ticket.has_output:
+            if is_cleared:
+                self._dispatcher.suspect = None
             if item.head is not None:
                 self._note_answered(ticket, replica, now)
             else:
                 self._note_unanswered(ticket, replica, now)
         if end is None:
-            ticket.stream.relay(item, now)
-            if is_cleared and len(self._queue):
+            ticket.deliver_piece(item, now)
+            if is_cleared and self._queue.entries:
                 self._dispatcher.dispatch_waiting()
             return
         if end.outcome == "failed" and not is_deadline_end(end):
@@ -374,7 +315,7 @@ class Pool:
             if member is not None:
                 self.fleet.health.failed(member, ticket.dispatched_at, now, "an answer broke off")
         self._live.note_drained(end, now)
-        self._live.end(ticket, end, item)
+        self._live.end(ticket, end, item, now)
         self._dispatcher.slot_freed()
 
     def _note_answered(self, ticket: Ticket, replica: Replica, now: float) -> None:
@@ -410,7 +351,7 @@ class Pool:
         self._dispatcher.clear_suspect(ticket)
         ticket.failed_replicas, ticket.last_refusal = (*ticket.failed_replicas, replica), error
         if not self._retries.drop_attempt(ticket, replica):
-            if ticket.stream.is_closed:
+            if ticket.is_closed:
                 self._live.end(ticket, End("cancelled"))
             elif retry and self._retries.may_retry(ticket, now):
                 self._retries.back_off(ticket)
@@ -433,6 +374,7 @@ class Pool:
         if member is not None and tickets:
             self.fleet.health.failed(member, None, clock.now(), reason)
         self._placement.forget(replica.index)
+        self.availability.outages.update(clock.now())
         for ticket in tickets:
             self._dispatcher.clear_suspect(ticket)
             if self._retries.drop_attempt(ticket, replica):
@@ -458,11 +400,11 @@ class Pool:
         """
         request = ticket.request
         so_far = continuation(ticket)
-        if ticket.stream.is_closed:
-            self._live.end(ticket, End("cancelled", ticket.stream.progress.usage))
+        if ticket.is_closed:
+            self._live.end(ticket, End("cancelled", ticket.usage))
         elif self.availability.is_stopped:
             self._live.refuse_or_fail(ticket, self.availability.unavailable())
-        elif ticket.stream.progress.has_output and so_far is None and not ticket.stream.is_whole:
+        elif ticket.has_output and so_far is None and not ticket.is_whole:
             self._live.fail(
                 ticket,
                 WorkerDied(
@@ -485,18 +427,19 @@ class Pool:
             ticket.relay = None  # a remote server cannot continue an answer
             self._emit(Retried(model=self.name, kind="continuation", granted=True))
             self._dispatcher.requeue(ticket)
-        elif ticket.stream.progress.has_output and not self._retries.may_retry(ticket, clock.now()):
+        elif ticket.has_output and not self._retries.may_retry(ticket, clock.now()):
             self._live.fail(
                 ticket,
                 WorkerDied(f"{what_happened} before the answer was complete, and it may not be tried again now."),
             )
         else:
-            if ticket.stream.is_whole:
-                ticket.stream.restart()
+            if ticket.is_whole:
+                ticket.restart()
             self._dispatcher.requeue(ticket)
 
     def replica_failed(self, replica: Replica) -> None:
         """A worker has failed for good: end the requests that no other replica can serve."""
+        self.availability.outages.update(clock.now())
         self.fleet.notify()
         self._note_settled()
         self._dispatcher.recheck_waiting()
@@ -508,6 +451,7 @@ class Pool:
     def members_changed(self) -> None:
         """Replicas were added or removed: check again which waiting requests can be served."""
         self.fleet.notify()
+        self.availability.outages.update(clock.now())
         self._note_settled()
         if not self.availability.is_stopped:
             self._dispatcher.recheck_waiting()
@@ -533,14 +477,12 @@ class Pool:
         self._dispatcher.stop()
         for ticket in self._queue.clear():
             self._live.refuse_or_fail(ticket, error)
-        for member in self.fleet.members:
-            member.replica.convert_direct()
         for ticket in list(self._live.tickets.values()):
             if ticket.runner is None:  # it was in backoff before a retry
                 self._live.fail(ticket, error)
-            elif ticket.cancel_error is None and not ticket.stream.is_closed:
+            elif ticket.cancel_error is None and not ticket.is_closed:
                 ticket.cancel_error = error
-                self._cancel(ticket)
+                self.cancel(ticket)
 
     async def cancel_and_wait(self, error: InferdError | None = None) -> None:
         """Cancel all requests and wait until they have ended, at most ``CANCEL_WAIT_S`` seconds."""
@@ -642,13 +584,18 @@ class Pool:
         return [member.replica for member in self.fleet.members]
 
     @property
+    def replica_statuses(self) -> tuple[ReplicaStatus, ...]:
+        """The status of every replica."""
+        return tuple([member.status() for member in self.fleet.members])
+
+    @property
     def load_failure(self) -> Failure | None:
         """Why the model cannot be served; None: it is served, or may still become ready."""
         return self.availability.load_failure
 
     @property
     def status(self) -> ModelStatus:
-        """The status of the model and of its replicas."""
+        """The status of the model."""
         return self.availability.status(len(self._retries.backing_off))
 
 
@@ -664,5 +611,6 @@ IN_PLACE_FIELDS = (
     "resume_streams",
     "drain_s",
     "versions",
+    "rollout",
 )
 """Settings that change without another worker. The fleet applies the other settings."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from inferd.errors import DeadlineExceeded
 from inferd.events import RequestEnded
 from inferd.router.ticket import Ticket
-from inferd.types import End, GenerateRequest, Output, Relayed, Request, Timings, Usage
+from inferd.types import End, GenerateRequest, Output, Relayed, Request, Routing, Timings, Usage
 
 
 def complete_end(end: End, ticket: Ticket, last: Output | Relayed | None, now: float) -> End:
@@ -16,28 +16,53 @@ def complete_end(end: End, ticket: Ticket, last: Output | Relayed | None, now: f
 
     Times that the replica reported are kept. ``last`` is the replica's final item. ``now`` is the monotonic clock.
     """
-    arrived, reported, first_at = ticket.request.arrived_at, end.timings, ticket.stream.progress.first_at
-    if first_at is None and isinstance(last, Relayed) and last.data:
-        first_at = now
+    arrived, reported, begun_at = ticket.request.arrived_at, end.timings, ticket.first_dispatched_at
     first_token = reported.first_token
-    if first_token is None and first_at is not None:
-        first_token = first_at - arrived
+    if first_token is None:
+        first_at = ticket.first_at
+        if first_at is None and isinstance(last, Relayed) and last.data:
+            first_at = now
+        first_token = None if first_at is None else first_at - arrived
     outcome, failure = end.outcome, end.failure
     if ticket.cancel_error is not None and outcome == "cancelled":
         outcome, failure = "failed", ticket.cancel_error.to_failure()
     return End(
         outcome,
-        _larger(end.usage, ticket.stream.progress.usage),
+        end.usage if ticket.progress is None else _larger(end.usage, ticket.progress.usage),
         Timings(
-            None if ticket.first_dispatched_at is None else ticket.first_dispatched_at - arrived,
+            None if begun_at is None else begun_at - arrived,
             reported.tokenized,
             reported.scheduled,
             first_token,
             reported.finished if reported.finished is not None else now - arrived,
             reported.steps_s,
+            reported.begun,
+            reported.behind_s,
         ),
         failure,
         end.num_preemptions,
+        end.engine,
+        routing_of(ticket, now),
+    )
+
+
+def routing_of(ticket: Ticket, now: float) -> Routing:
+    """What the request met in the router. ``now``: its end."""
+    place = ticket.place
+    first_at, last_at = ticket.first_dispatched_at, now if ticket.runner is None else ticket.dispatched_at
+    return Routing(
+        0 if place is None else place.ahead,
+        0 if place is None else place.ahead_of_class,
+        "" if place is None else place.tenant,
+        0 if place is None else place.ahead_of_tenant,
+        ticket.load_s,
+        ticket.restart_s,
+        0.0 if first_at is None or last_at is None else last_at - first_at,
+        ticket.attempts,
+        ticket.worker_deaths,
+        ticket.hedged_at is not None,
+        ticket.is_remote,
+        ticket.replica,
     )
 
 
@@ -57,7 +82,7 @@ def _larger(reported: Usage, seen: Usage) -> Usage:
 
 def ended_event(ticket: Ticket, end: End) -> RequestEnded:
     """The event that logs and metrics get for a completed end."""
-    request, progress = ticket.request, ticket.stream.progress
+    request, progress = ticket.request, ticket.progress
     sampling = request.sampling if isinstance(request, GenerateRequest) else None
     return RequestEnded(
         model=request.model,
@@ -65,11 +90,13 @@ def ended_event(ticket: Ticket, end: End) -> RequestEnded:
         request_id=request.id,
         tenant=request.tenant,
         outcome=end.outcome,
-        finish_reasons=tuple([reason for _, reason in sorted(progress.finish_reasons.items())]),
+        finish_reasons=()
+        if progress is None
+        else tuple([reason for _, reason in sorted(progress.finish_reasons.items())]),
         error_kind=end.failure.kind if end.failure is not None else None,
         usage=end.usage,
         timings=end.timings,
-        inter_token_s=tuple(progress.inter_token_s),
+        inter_token_s=() if progress is None else tuple(progress.inter_token_s),
         n=sampling.n if sampling is not None else 1,
         max_tokens=sampling.max_tokens if sampling is not None else None,
         priority=request.priority,

@@ -76,11 +76,10 @@ class Retries:
 
     def may_hedge(self, ticket: Ticket, attempt: int) -> bool:
         """Whether the request still waits for the first output of this attempt, and has no hedge yet."""
-        stream = ticket.stream
         return not (
-            stream.is_over
-            or stream.is_closed
-            or stream.progress.has_output
+            ticket.end is not None
+            or ticket.is_closed
+            or ticket.has_output
             or ticket.hedge_replica is not None
             or ticket.attempts != attempt
             or attempt >= self._config.max_attempts
@@ -114,9 +113,8 @@ class Retries:
     def settle_hedge(self, ticket: Ticket, replica: Replica) -> None:
         """Keep the attempt of ``replica``, the first of the hedge's two that answered, and cancel the other."""
         other = ticket.hedge_replica if replica is ticket.runner else ticket.runner
-        if replica is ticket.hedge_replica:
-            ticket.dispatched_at = ticket.hedged_at
-        ticket.runner, ticket.hedge_replica, ticket.replica = replica, None, replica.index
+        ticket.use(replica, ticket.hedged_at if replica is ticket.hedge_replica else ticket.dispatched_at)
+        ticket.hedge_replica = None
         if other is not None:
             self.abandoned.add(ticket.request.id)
             other.cancel(ticket.request.id)
@@ -129,8 +127,8 @@ class Retries:
         if ticket.hedge_replica is replica:
             ticket.hedge_replica = None
         elif ticket.runner is replica and ticket.hedge_replica is not None:
-            ticket.runner, ticket.hedge_replica = ticket.hedge_replica, None
-            ticket.replica, ticket.dispatched_at = ticket.runner.index, ticket.hedged_at
+            ticket.use(ticket.hedge_replica, ticket.hedged_at)
+            ticket.hedge_replica = None
         elif ticket.runner is replica:
             return False
         self.abandoned.discard(ticket.request.id)

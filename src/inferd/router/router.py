@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from inferd.config import Config, ModelConfig
+from inferd.config.versions import base_of
 from inferd.errors import InvalidRequest, ModelNotFound, Unavailable
 from inferd.events import Emit, RequestRefused, ignore
-from inferd.router.direct_prediction import PredictionSlot, find_prediction_slot
 from inferd.router.pool import Pool
 from inferd.router.replicas.loading import Loading, Plan, plan_model
 from inferd.router.replicas.replica import LocalReplica, Replica
 from inferd.router.status import Applied, ModelStatus, ReplicaStatus, Unloaded
-from inferd.router.stream import Stream
-from inferd.types import Chat, Failure, GenerateRequest, Relay, Request, TextPrompt
+from inferd.router.ticket import Ticket
+from inferd.types import Chat, Failure, GenerateRequest, Relay, Request, Sink, TextPrompt
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
 
-if TYPE_CHECKING:
-    from inferd.router.direct_relay import RelaySlot
-
-__all__ = ["ModelStatus", "ReplicaStatus", "Router", "Stream", "Unloaded"]
+__all__ = ["ModelStatus", "ReplicaStatus", "Router", "Unloaded"]
 
 
 class Router:
@@ -58,15 +54,10 @@ class Router:
         self._apply_lock = asyncio.Lock()
         self._draining = False
         self._refusing = False
-        self._find_relay_slot: Callable[[Pool, float, str, bytes], RelaySlot | None] | None = None
         for name, model in config.models.items():
             self._pools[name] = self._make(name, model)
 
     def _make(self, name: str, model: ModelConfig) -> Pool:
-        if model.upstreams and self._find_relay_slot is None:
-            from inferd.router.direct_relay import find_relay_slot  # not needed where every model is here
-
-            self._find_relay_slot = find_relay_slot
         return Pool(
             name,
             model,
@@ -81,35 +72,18 @@ class Router:
 
     # -- work -------------------------------------------------------------------------------
 
-    def submit(self, request: Request, relay: Relay | None = None) -> Stream:
-        """Accept a request. It waits while the model loads or restarts. The stream has exactly one end.
+    def submit(self, request: Request, sink: Sink, relay: Relay | None = None) -> Ticket:
+        """Accept a request. It waits while the model loads or restarts. ``sink`` gets its one end.
 
         ``request`` is a GenerateRequest or PredictRequest where a local replica may run it. With a ``relay`` a remote
         server may run it. Raises ModelNotFound; Overloaded when the queue is full or the deadline cannot be met;
         Unavailable when the server shuts down, every replica fails, or the model could not be loaded.
         """
-        pool = self._pool(request.model)
+        pool = self._pools.get(request.model) or self._pool(request.model)
         if self._refusing:
             self._emit(RequestRefused(model=request.model, reason="draining", tenant=request.tenant))
             raise _shutting_down()
-        return pool.submit(request, relay)
-
-    def find_relay_slot(self, model: str, now: float, tenant: str, body: bytes) -> RelaySlot | None:
-        """A slot on the direct path to a remote server (``direct_relay``); None: use ``submit``."""
-        pool = self._pools.get(model)
-        if pool is None or self._refusing or self._find_relay_slot is None or _has_version_weights(pool):
-            return None
-        return self._find_relay_slot(pool, now, tenant, body)
-
-    def find_prediction_slot(self, model: str, class_number: int, now: float) -> PredictionSlot | None:
-        """A slot on the direct path to a worker (``direct_prediction``); None: use ``submit``.
-
-        ``class_number`` is the index of the request's priority class, 0 for critical.
-        """
-        pool = self._pools.get(model)
-        if pool is None or self._refusing or _has_version_weights(pool):
-            return None
-        return find_prediction_slot(pool, class_number, now)
+        return pool.submit(request, sink, relay)
 
     async def tokenize(
         self, model: str, prompt: Chat | TextPrompt, *, want_strings: bool = False, tenant: str = ""
@@ -166,6 +140,10 @@ class Router:
         """The status of one model; None: there is no model of this name."""
         pool = self._pools.get(name)
         return pool.status if pool is not None else None
+
+    def replica_statuses(self, model: str) -> Sequence[ReplicaStatus]:
+        """The status of every replica of a model. Raises ModelNotFound."""
+        return self._pool(model).replica_statuses
 
     def load_failures(self) -> dict[str, Failure]:
         """The models that cannot be served, with the full reason, which is for the operator only."""
@@ -225,19 +203,22 @@ class Router:
             self._loading.configure(config.server.memory_bytes)
             done: list[str] = []
             failed: list[str] = []
-            for name in [name for name in self._pools if name not in config.models]:
-                pool = self._pools.pop(name)
-                self._removing[pool] = asyncio.get_running_loop().create_task(self._remove(pool))
-                done.append(f"{name}: removed; what it has accepted is finished first")
+            leaving = [name for name in self._pools if name not in config.models]
+            # A version that gives its name to its model serves until the model is that version.
+            last = [name for name in leaving if base_of(name) in config.models]
+            for name in leaving:
+                if name not in last:
+                    done.append(self._let_go(name))
             added = [name for name in config.models if name not in self._pools]
             for name in added:
                 self._pools[name] = self._make(name, config.models[name])
                 self._pools[name].start()
-            self._pools = {name: self._pools[name] for name in config.models}
-            for name in [name for name in self._pools if name not in added]:
+            self._pools = {name: self._pools[name] for name in (*config.models, *last)}
+            for name in [name for name in config.models if name not in added]:
                 applied = await self._pools[name].configure(config.models[name])
                 done += applied.done
                 failed += applied.failed
+            done += [self._let_go(name) for name in last]
             for name in added:
                 pool = self._pools[name]
                 await pool.settled.wait()
@@ -247,6 +228,12 @@ class Router:
                 else:
                     failed.append(f"{name}: added, but {failure.message}")
             return Applied(done=done, failed=failed)
+
+    def _let_go(self, name: str) -> str:
+        """Remove a model from those that are served; a sentence that says so."""
+        pool = self._pools.pop(name)
+        self._removing[pool] = asyncio.get_running_loop().create_task(self._remove(pool))
+        return f"{name}: removed; what it has accepted is finished first"
 
     async def _remove(self, pool: Pool) -> None:
         try:
@@ -299,11 +286,6 @@ class Router:
         leaving = list(self._removing.values())
         await asyncio.gather(*(pool.stop() for pool in (*self._pools.values(), *self._removing)))
         await asyncio.gather(*leaving, return_exceptions=True)
-
-
-def _has_version_weights(pool: Pool) -> bool:
-    """Whether requests for this model are distributed among versions by weight."""
-    return bool(pool.config.versions.weights)
 
 
 def _shutting_down() -> Unavailable:

@@ -52,7 +52,6 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     has_remote: bool = False
     residency: Residency = "resident"  # of the local replicas; a model without any is always resident
     memory_bytes: int = 0  # of this machine, by the last reports of the workers
-    replicas_status: tuple[ReplicaStatus, ...] = ()
 
 
 class Applied(msgspec.Struct, kw_only=True):

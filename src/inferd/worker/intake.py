@@ -1,7 +1,9 @@
-"""Between the channel and the step loop: prepares requests in a thread of its own.
+"""Between the channel and the step loop: prepares requests in threads of their own.
 
 Tokenizing a long prompt takes as long as many steps. In a thread of its own it delays neither the loop nor the reading
-of cancellations. A request is either still in the intake or in the loop's inbox, never in between, so a cancellation
+of cancellations. Requests whose form must be compiled are prepared by other threads, so that a large schema delays no
+request without one. Those whose form has to be tried in another process wait for it in threads of their own, by turns
+of their tenants. A request is either still in the intake or in the loop's inbox, never in between, so a cancellation
 always finds it.
 """
 
@@ -13,20 +15,27 @@ import threading
 from collections.abc import Callable
 
 from inferd import clock, ends
-from inferd.backend import PreparingBackend, Tokenizes
-from inferd.errors import InferdError, InternalError, InvalidRequest
+from inferd.backend import PreparingBackend, TakesLong, Tokenizes
+from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded
 from inferd.types import GenerateRequest
+from inferd.worker.fair_queue import FairQueue
 from inferd.worker.loop import Add, Drop, Inbox
 from inferd.worker.messages import Check, Checked, Detokenize, Detokenized, FromWorker, Outputs, Tokenize, Tokenized
 from inferd.worker.open_requests import log_duplicate
+
+NUM_FORMING = 2
+NUM_TRYING = 3
+_MOST_TRYING = 2  # of a tenant
+_MOST_WAIT_S = 20.0  # for a thread that tries forms
 
 _log = logging.getLogger("inferd.worker")
 
 
 class Intake:
-    """``submit``, ``cancel`` and ``call`` belong to the reading thread, ``run`` to the preparing one.
+    """``submit``, ``cancel`` and ``call`` belong to the reading thread, ``run`` to the preparing one, ``run_formed`` to
+    ``NUM_FORMING`` others, and ``run_tried`` to ``NUM_TRYING`` more.
 
-    ``run_calls`` belongs to a third thread, so that no request waits behind a long /tokenize.
+    ``run_calls`` belongs to a thread of its own, so that no request waits behind a long /tokenize.
     """
 
     def __init__(self, backend: PreparingBackend, inbox: Inbox, send: Callable[[FromWorker], None]) -> None:
@@ -34,15 +43,21 @@ class Intake:
         self._inbox = inbox
         self._send = send
         self._requests: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()
+        self._formed: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()  # with a form to be compiled
+        self._tried: FairQueue[tuple[float, GenerateRequest | Check]] = FairQueue(_MOST_TRYING)
         self._calls: queue.SimpleQueue[Tokenize | Detokenize | Check] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[str, float] = {}  # submitted and not yet in the inbox, with the time of arrival
         self._num_submitted = 0
-        self.num_done = 0
+        self._num_done = 0
 
     @property
     def is_busy(self) -> bool:
-        return self._num_submitted != self.num_done
+        return self._num_submitted != self._num_done
+
+    @property
+    def num_done(self) -> int:
+        return self._num_done
 
     def submit(self, request: GenerateRequest) -> None:
         with self._lock:
@@ -51,7 +66,8 @@ class Intake:
                 return
             self._waiting[request.id] = request.arrived_at
         self._num_submitted += 1
-        self._requests.put(request)
+        is_formed = request.form is not None and (request.form.constraint or request.form.tools) is not None
+        (self._formed if is_formed else self._requests).put(request)
 
     def cancel(self, request_id: str) -> None:
         """Idempotent. A request that has not been prepared ends now, all others in the loop."""
@@ -67,9 +83,39 @@ class Intake:
 
     def run(self) -> None:
         """Prepare requests, for ever."""
+        self._prepare_all(self._requests)
+
+    def run_formed(self) -> None:
+        """Prepare requests whose form must be compiled, for ever."""
+        self._prepare_all(self._formed)
+
+    def run_tried(self) -> None:
+        """Prepare requests whose form must be tried, and check such requests, for ever."""
         while True:
-            self._prepare(self._requests.get())
-            self.num_done += 1
+            tenant, (since, job) = self._tried.get()
+            try:
+                is_late = clock.now() - since > _MOST_WAIT_S
+                if isinstance(job, Check):
+                    self._send(self._checked(job, may_take_long=True) if not is_late else _late_check(job))
+                    continue
+                self._prepare(job, may_take_long=True, refusal=_too_many_forms() if is_late else None)
+                self._count_done()
+            finally:
+                self._tried.done(tenant)
+
+    def _prepare_all(self, requests: queue.SimpleQueue[GenerateRequest]) -> None:
+        while True:
+            request = requests.get()
+            try:
+                self._prepare(request, may_take_long=False)
+            except TakesLong:
+                self._tried.put(request.tenant, (clock.now(), request))
+            else:
+                self._count_done()
+
+    def _count_done(self) -> None:
+        with self._lock:
+            self._num_done += 1
 
     def run_calls(self) -> None:
         """Answer calls of the tokenizer, for ever."""
@@ -80,9 +126,15 @@ class Intake:
                 case Detokenize() as job:
                     self._send(self._detokenized(job))
                 case Check() as job:
-                    self._send(self._checked(job))
+                    try:
+                        checked = self._checked(job, may_take_long=False)
+                    except TakesLong:
+                        self._tried.put(job.requests[0].tenant, (clock.now(), job))
+                    else:
+                        self._send(checked)
 
-    def _prepare(self, request: GenerateRequest) -> None:
+    def _prepare(self, request: GenerateRequest, *, may_take_long: bool, refusal: InferdError | None = None) -> None:
+        """Raises TakesLong. ``refusal``: why it is not prepared."""
         if request.id not in self._waiting:
             return  # cancelled
         prepared: object = None
@@ -90,7 +142,11 @@ class Intake:
         try:
             if ends.is_late(request, clock.now()):  # then not even its prompt is tokenized
                 raise ends.too_late(request, has_begun=False)
-            prepared = self._backend.prepare(request)
+            if refusal is not None:
+                raise refusal
+            prepared = self._backend.prepare(request, may_take_long=may_take_long)
+        except TakesLong:
+            raise
         except Exception as error:
             failure = error
         with self._lock:
@@ -115,10 +171,13 @@ class Intake:
         except Exception as error:
             return Detokenized(job.call_id, failure=_public_error(error).to_failure())
 
-    def _checked(self, job: Check) -> Checked:
+    def _checked(self, job: Check, *, may_take_long: bool) -> Checked:
+        """Raises TakesLong."""
         try:
             for request in job.requests:
-                self._backend.prepare(request)
+                self._backend.prepare(request, may_take_long=may_take_long)
+        except TakesLong:
+            raise
         except Exception as error:
             return Checked(job.call_id, _public_error(error).to_failure())
         return Checked(job.call_id)
@@ -127,6 +186,14 @@ class Intake:
         if not isinstance(self._backend, Tokenizes):
             raise InvalidRequest("This model has no tokenizer.", param="model")
         return self._backend
+
+
+def _too_many_forms() -> Overloaded:
+    return Overloaded("Too many forms of answers wait to be compiled. Try again in a moment.", retry_after_s=2.0)
+
+
+def _late_check(job: Check) -> Checked:
+    return Checked(job.call_id, _too_many_forms().to_failure())
 
 
 def _public_error(error: Exception) -> InferdError:

@@ -11,12 +11,12 @@ import logging
 import os
 import sysconfig
 import traceback
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from inferd.errors import CodeFailed
 from inferd.types import JSON
+from inferd.worker.timestamp import timestamp
 
 MAX_MESSAGE_CHARACTERS = 4096
 """Of a record's message."""
@@ -46,10 +46,25 @@ def record_line(record: logging.LogRecord, worker: str | None = None) -> str:
         if isinstance(error, CodeFailed) and error.__cause__ is not None:
             line["error"] = type(error.__cause__).__name__
             line["trace"] = trace_text(error.__cause__)
-            return json.dumps(line, separators=(",", ":"))
+            return encoded(line)
         line["error"] = kind.__name__
         line["places"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)]
-    return json.dumps(line, separators=(",", ":"))
+    return encoded(line)
+
+
+def encoded(line: JSON) -> str:
+    """One line of ASCII without control characters, whatever the texts hold."""
+    return json.dumps(line, separators=(",", ":")).replace("\x7f", "\\u007f")
+
+
+def neutral(text: str, indent: str = "    ") -> str:
+    """A text for a terminal: control characters, direction marks and all else that is not printable are shown as escape
+    sequences. Further lines are indented, so that none of them looks like a line of the log."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else "\n" + indent if letter == "\n" else ascii(letter)[1:-1] for letter in text
+    )
 
 
 def trace_text(error: BaseException) -> str:
@@ -81,17 +96,6 @@ def _libraries() -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
-def timestamp(wall_s: float) -> str:
-    """Seconds since the epoch as RFC 3339 in UTC, to the millisecond."""
-    second = int(wall_s)
-    return f"{_second(second)}.{int((wall_s - second) * 1000):03d}Z"
-
-
-@functools.lru_cache(maxsize=2)
-def _second(second: int) -> str:
-    return datetime.fromtimestamp(second, UTC).isoformat(timespec="seconds").removesuffix("+00:00")
-
-
 class Words(logging.Formatter):
     """Formats a worker's records as text, in the form of the server's own lines."""
 
@@ -100,7 +104,8 @@ class Words(logging.Formatter):
         self._worker = worker
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging calls it so
-        return f"{timestamp(record.created)[11:19]} {record.levelname.lower()}: {self._worker}: {record.getMessage()}"
+        said = neutral(record.getMessage()[:MAX_MESSAGE_CHARACTERS])
+        return f"{timestamp(record.created)[11:19]} {record.levelname.lower()}: {self._worker}: {said}"
 
     def formatException(self, ei: object) -> str:  # noqa: N802  logging calls it so
         """For an exception of the operator's own code: the exception and the code's lines."""

@@ -1,10 +1,11 @@
 """The worker process: ``python -m inferd.worker --fd N``, started by the supervisor.
 
-A generating model has six threads. The main thread loads the model and runs the step loop. One thread reads the channel
-and one writes the outputs of steps. Two prepare requests and answer calls of the tokenizer (``inferd.worker.intake``).
-One sends a heartbeat every second. A predictive model has two: once it is loaded, the main thread reads and computes in
-turn (``inferd.worker.direct``). The process ends when the other end of its channel is closed, so it never outlives the
-gateway.
+A generating model has eleven threads. The main thread loads the model and runs the step loop. One thread reads the
+channel and one writes the outputs of steps. Seven prepare requests and answer calls of the tokenizer
+(``inferd.worker.intake``). One sends a heartbeat every second. Constrained answers add threads for compiling and for
+masks, and a process that tries their forms. A predictive model has two: once it is loaded, the main thread reads and
+computes in turn (``inferd.worker.direct``). The process ends when the other end of its channel is closed, so it never
+outlives the gateway.
 
 Signals to whole process groups (SIGINT, SIGTERM, SIGHUP) are ignored: the gateway gets them too, and decides how long
 requests in flight may go on. SIGUSR1 writes the stack of every thread to stderr.
@@ -38,7 +39,8 @@ from inferd.types import GenerateRequest
 from inferd.worker.channel import BlockingChannel, ChannelError
 from inferd.worker.direct import ChannelClosedError, DirectLoop, wrong_kind
 from inferd.worker.dumps import forbid_dumps
-from inferd.worker.intake import Intake
+from inferd.worker.intake import NUM_FORMING, NUM_TRYING, Intake
+from inferd.worker.line_writer import FileTarget, LineWriter, StreamTarget
 from inferd.worker.log_lines import JsonLines, Words, trace_text
 from inferd.worker.loop import Halt, Inbox, StepLoop, StepsFailedError
 from inferd.worker.messages import (
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from inferd.registry.artifact import Artifact
 
 HEARTBEAT_S = 1.0
+LAST_LINES_S = 0.5
 PROGRESS_S = 0.05
 
 EXIT_DONE = 0
@@ -85,7 +88,9 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> AnyBac
     """The model's backend, by what its files are. Imported here: nothing else in this room knows torch or a runtime."""
     from inferd.registry.artifact import artifact_of
 
+    progress("files", 0, 0)
     artifact = artifact_of(config, progress)
+    progress("import", 0, 0)
     try:
         return _created(name, artifact, config, progress)
     except ModuleNotFoundError as error:
@@ -165,6 +170,10 @@ class Worker:
         loop = StepLoop(backend, self._inbox, lambda outputs: outbox.post([outputs]))
         writer = self._start("write", outbox.run)
         self._start("prepare", intake.run)
+        for number in range(NUM_FORMING):
+            self._start(f"prepare-form-{number}", intake.run_formed)
+        for number in range(NUM_TRYING):
+            self._start(f"try-form-{number}", intake.run_tried)
         self._start("tokenize", intake.run_calls)
         self._intake, self._loop = intake, loop
         self._send(Ready(msgspec.structs.replace(backend.info, artifact=artifact)))
@@ -267,13 +276,16 @@ class Worker:
             now = clock.now()
             if phase != sent_phase or done == total or now - sent_at >= PROGRESS_S:
                 sent_phase, sent_at = phase, now
-                self._send(Loading(phase, done, total))
+                self._send(Loading(phase, done, total, now))
 
         return report
 
 
 def _exit(code: int) -> NoReturn:
-    """End the process at once, from any thread, without waiting for the teardown of the model's libraries."""
+    """End the process at once, from any thread, without waiting for the teardown of the model's libraries. The lines of
+    the log get ``LAST_LINES_S`` to be written."""
+    for handler in logging.getLogger().handlers:
+        handler.close()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
@@ -287,11 +299,33 @@ def _die_with(parent: int) -> None:
         _exit(EXIT_ORPHANED)
 
 
-def _log_to_stderr(name: str, *, as_json: bool) -> None:
-    """The worker shares the gateway's stderr, so its log has the gateway's form."""
-    handler = logging.StreamHandler()
+class _LogHandler(logging.Handler):
+    """Sends Python's logging into a log that blocks no caller, whatever its reader or disk does."""
+
+    def __init__(self, log: LineWriter) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.write(self.format(record))
+
+    def close(self) -> None:
+        """Write the lines that wait."""
+        self._log.close(LAST_LINES_S)
+        super().close()
+
+
+def _begin_log(name: str, *, as_json: bool, level: str, file: str | None) -> None:
+    """Log as the gateway does: to the stderr that the worker shares with it, or to the same file. What libraries write
+    to stderr by themselves stays there."""
+    target = StreamTarget(sys.stderr) if file is None else FileTarget(file)
+    handler = _LogHandler(LineWriter(target, _count_nothing, gather_s=0.0))
     handler.setFormatter(JsonLines(name) if as_json else Words(name))
-    logging.basicConfig(handlers=[handler], level=logging.INFO)
+    logging.basicConfig(handlers=[handler], level=level.upper())
+
+
+def _count_nothing() -> None:
+    """The log itself says how many lines were dropped; a worker has no metrics."""
 
 
 def main(argv: Sequence[str] | None = None, create: Create = create_backend) -> NoReturn:
@@ -301,6 +335,8 @@ def main(argv: Sequence[str] | None = None, create: Create = create_backend) -> 
     parser.add_argument("--parent", type=int, required=True, help="the supervisor's process id")
     parser.add_argument("--name", required=True, help="model/replica, shown in process lists and logs")
     parser.add_argument("--json-log", action="store_true", help="write log records as JSON lines, not as words")
+    parser.add_argument("--log-level", default="info", help="lowest level of its log records")
+    parser.add_argument("--log-file", help="file for its log records, instead of stderr")
     options = parser.parse_args(argv)
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
@@ -308,7 +344,7 @@ def main(argv: Sequence[str] | None = None, create: Create = create_backend) -> 
     forbid_dumps()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _log_to_stderr(options.name, as_json=options.json_log)
+    _begin_log(options.name, as_json=options.json_log, level=options.log_level, file=options.log_file)
     os.set_inheritable(options.fd, False)
     channel = BlockingChannel(socket.socket(fileno=options.fd))
     code = EXIT_DEFECT

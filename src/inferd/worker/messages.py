@@ -71,6 +71,7 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
     phase: str
     done: int = 0
     total: int = 0
+    at: float = 0.0  # time.monotonic() of the worker, which is the gateway's
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

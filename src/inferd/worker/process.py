@@ -113,14 +113,16 @@ class WorkerProcess:
 
 async def _exited(process: subprocess.Popen[bytes]) -> None:
     """Wait for the end of a child without a thread where the system can tell (Linux: pidfd)."""
+    descriptor: int | None
     try:
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # another system, or no descriptor left
-        try:
+        descriptor = None
+    if descriptor is None:
+        with contextlib.suppress(RuntimeError):  # no thread can be started either
             await asyncio.to_thread(process.wait)
-        except RuntimeError:  # no thread can be started either
-            while process.poll() is None:
-                await asyncio.sleep(0.1)
+        while process.poll() is None:
+            await asyncio.sleep(0.1)
         return
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()

@@ -321,12 +321,11 @@ class Supervisor:
                     self._beat(message)
                 case Tokenized() | Detokenized() | Checked():
                     self._owner.worker_answered(message)
-                case Loading(phase, done, total):
+                case Loading(phase, done, total, at):
                     if self.state == "starting":
                         self._change("loading")
-                    self._emit(
-                        LoadProgress(model=self._model, replica=self._replica, phase=phase, done=done, total=total)
-                    )
+                    model, replica = self._model, self._replica
+                    self._emit(LoadProgress(model=model, replica=replica, phase=phase, done=done, total=total, at=at))
                 case Ready(info):
                     self._info = info
                     self.was_ready = True

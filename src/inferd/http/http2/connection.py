@@ -25,7 +25,7 @@ from inferd.http.http2.stream import Stream
 from inferd.http.limits import MAX_HEADER_BYTES
 from inferd.http.stall import WriteStall
 from inferd.http.tls import end_writing
-from inferd.http.upgrade import ClientConnection
+from inferd.http.upgrade import ClientConnection, address_of
 
 _log = logging.getLogger("inferd.http")
 
@@ -84,6 +84,7 @@ class Connection(ClientConnection):
         "_phase",
         "_ping_sent_at",
         "_pinged_at",
+        "_ready",
         "_receivable",
         "_received_at",
         "_server",
@@ -142,6 +143,7 @@ class Connection(ClientConnection):
         self._out_bytes = 0
         self._stall = WriteStall()
         self.streams: dict[int, Stream] = {}
+        self._ready: deque[Callable[[], None]] = deque()  # called after the frames of this read are processed
         self.send_queue: deque[Stream] = deque()
         self.sendable = f.FIRST_WINDOW
         self.first_window = f.FIRST_WINDOW
@@ -166,6 +168,10 @@ class Connection(ClientConnection):
             return
         self._transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
         self._server.connections.add(self)
+
+    @property
+    def peer(self) -> str:
+        return address_of(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._enter(_CLOSED)
@@ -197,7 +203,9 @@ class Connection(ClientConnection):
                 at = self._read_preface(data)
                 if not at:
                     return
-            at = self._read_frames(data, at)
+            if self._is_ready_done():
+                at = self._read_frames(data, at)
+                self._is_ready_done()
             spent, earned, self.cost, self.cost_credit = self.cost, self.cost_credit, 0, 0
             if not self._budget.spend(spent, earned, clock.now):
                 raise Fault(f.ENHANCE_YOUR_CALM, "too_much_work")
@@ -211,8 +219,8 @@ class Connection(ClientConnection):
             return
         if at < len(data):
             self._unparsed = data[at:]
-            if spent >= cost.MAX_PER_TURN and not self.is_closing:
-                self._wait_for_turn()
+        if (self._ready or (self._unparsed and spent >= cost.MAX_PER_TURN)) and not self.is_closing:
+            self._wait_for_turn()
         if self._unacknowledged >= WINDOW // 2:
             self._receivable += self._unacknowledged
             self.write(f.window_update(0, self._unacknowledged))
@@ -220,6 +228,16 @@ class Connection(ClientConnection):
 
     def call_in_turn(self, call: Callable[[], None]) -> None:
         self._server.turn_queue.add(call)
+
+    def _is_ready_done(self) -> bool:
+        """Run the calls of ``after_frames``, up to the cost of a turn; False: some of them wait for another turn."""
+        while self._ready and self.cost < cost.MAX_PER_TURN:
+            self._ready.popleft()()
+        return not self._ready
+
+    def after_frames(self, call: Callable[[], None]) -> None:
+        """Call ``call`` after the frames of the current read were processed, as one of them may cancel the request."""
+        self._ready.append(call)
 
     def _wait_for_turn(self) -> None:
         """Pause reading, and process the rest of the frames in another turn."""
@@ -267,7 +285,7 @@ class Connection(ClientConnection):
         self.is_writable = True
         self._stall.end()
         if not self._is_turn_pending and not self._transport.is_closing():
-            if self._unparsed:
+            if self._unparsed or self._ready:
                 self._wait_for_turn()
             else:
                 self._transport.resume_reading()

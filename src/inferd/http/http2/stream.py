@@ -26,6 +26,7 @@ from inferd.http.http2.frames import (
     window_update,
 )
 from inferd.http.http2.receive_budget import ReceiveBudget
+from inferd.open_class import mypyc_attr
 
 SLOWEST: Final = 16 * 1024
 """Bytes per second. A peer that receives or sends faster than this gets more time for a large message."""
@@ -49,6 +50,10 @@ class StreamConnection(Protocol):
     cost: int
     is_writable: bool  # the transport's write buffer has room
 
+    @property
+    def peer(self) -> str:
+        """The client's address without its port; empty for a Unix socket."""
+
     def write(self, data: bytes, /) -> None:
         """Send ``data`` at the end of this turn of the event loop."""
 
@@ -64,7 +69,11 @@ class StreamConnection(Protocol):
     def call_in_turn(self, call: Callable[[], None], /) -> None:
         """Call ``call`` in a turn of the event loop in which no other connection continues."""
 
+    def after_frames(self, call: Callable[[], None], /) -> None:
+        """Call ``call`` after the frames of the current read were processed."""
 
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Stream(ABC):
     """A request and its answer. It is over when both are complete, or when one side has cancelled it."""
 

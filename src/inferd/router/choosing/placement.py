@@ -10,12 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from random import Random
 
 from inferd.config import ModelConfig
-from inferd.router.choosing.affinity import CHUNK_BYTES, PrefixIndex, prefixes, relayed_text, text_of
+from inferd.router.choosing.affinity import CHUNK_BYTES, PrefixIndex, prefixes, text_of
 from inferd.router.choosing.policy import choose
 from inferd.router.choosing.sequence_replicas import SequenceReplicas
 from inferd.router.replicas.fleet import Fleet
 from inferd.router.replicas.member import Member
 from inferd.router.ticket import Ticket
+from inferd.types import PredictRequest
 
 MAX_PREFIXES = 20_000
 
@@ -39,15 +40,19 @@ class Placement:
 
     def able(self, ticket: Ticket, available: Iterable[Member]) -> list[Member]:
         """The replicas of ``available`` that can take the request; those of last resort only where no other can."""
-        request_id, region = ticket.request.id, ticket.request.region
-        able = [
-            m
-            for m in available
-            if m.replica.runs(ticket) and m.replica.has_room(ticket) and (not region or m.region == region)
-        ]
+        request = ticket.request
+        request_id, region = request.id, request.region
+        able = []
+        for member in available:
+            if member.replica.accepts(ticket) and (not region or member.region == region):
+                able.append(member)  # noqa: PERF401: one of few, for every request
         if ticket.failed_replicas:
             able = [member for member in able if member.replica not in ticket.failed_replicas]
-        holder = self.sequence_replicas.replica_of(ticket.request)
+        holder = (
+            self.sequence_replicas.replica_of(request)
+            if isinstance(request, PredictRequest) and request.sequence
+            else None
+        )
         if holder is not None and any(member.replica is holder for member in self._fleet.members):
             able = [member for member in able if member.replica is holder]
         if request_id in self._abandoned:  # a replica that still computes an earlier attempt has the id in use
@@ -58,13 +63,12 @@ class Placement:
 
     def choose(self, ticket: Ticket, able: Sequence[Member], now: float) -> Member:
         """The replica for a request; ``able`` has those that can take it, at least one."""
+        uses_prefixes = self.uses_prefixes
+        if len(able) == 1 and not uses_prefixes:
+            return able[0]
         request = ticket.request
-        text = text_of(request, ticket.relay) if self.uses_prefixes else b""
+        text = text_of(request, ticket.relay) if uses_prefixes else b""
         return self._preferred(able, now, request.tenant, text, request.session)
-
-    def choose_relayed(self, tenant: str, body: bytes, able: Sequence[Member], now: float) -> Member:
-        """The replica for a relayed request without a ticket: its tenant and its body decide."""
-        return self._preferred(able, now, tenant, relayed_text(body) if self.uses_prefixes else b"")
 
     @property
     def uses_prefixes(self) -> bool:
@@ -73,7 +77,7 @@ class Placement:
         That needs several replicas with a prefix cache. Remote servers are assumed to have one.
         """
         config = self.config
-        if self._fleet.num_members < 2 or not config.routing.prefix_affinity:
+        if not config.routing.prefix_affinity or self._fleet.num_members < 2:
             return False
         return config.scheduler.prefix_caching or not config.num_local
 

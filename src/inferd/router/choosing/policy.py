@@ -112,7 +112,7 @@ def ramp(ready_since: float, now: float, slow_start_s: float) -> float:
 
 def _preferred(able: Sequence[C], weights: Sequence[float], prefer: Mapping[int, int], slack: float) -> C | None:
     """The replica, not overloaded, that has received the most of the prompt; of equals the less loaded."""
-    share = sum(replica.outstanding for replica in able) / sum(weights)
+    share = sum((replica.outstanding for replica in able), 0) / sum(weights, 0.0)
     best: C | None = None
     best_rank = (0, 0.0)
     for replica, weight in zip(able, weights, strict=True):
@@ -133,7 +133,7 @@ def _affinity(session: str, replica: Candidate) -> float:
 
 def _draw(weights: Sequence[float], without: int, random: Random) -> int:
     """A random index other than ``without``, drawn by weight."""
-    total = sum(weights) - (weights[without] if without >= 0 else 0.0)
+    total = sum(weights, 0.0) - (weights[without] if without >= 0 else 0.0)
     point = random.random() * total
     last = -1
     for index, weight in enumerate(weights):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from inferd.config import ModelConfig
 
 ENGINE_FIELDS = (
@@ -34,16 +36,19 @@ ENGINE_FIELDS = (
     "scheduler",
     "kv_cache",
     "speculation",
-    "objectives",
+    "objectives.tpot_ms",
     "quantization",
     "quantization_cache_bytes",
     "environment",
     "max_rows",
     "rope_factors",
 )
-"""Settings that a worker gets once, when it loads."""
+"""Settings that a worker acts on, which it gets once, when it loads."""
+
+
+_settings = attrgetter(*ENGINE_FIELDS)
 
 
 def is_same_engine(one: ModelConfig, other: ModelConfig) -> bool:
     """Whether a worker that was started with one configuration can serve the other."""
-    return all(getattr(one, name) == getattr(other, name) for name in ENGINE_FIELDS)
+    return _settings(one) == _settings(other)

@@ -32,6 +32,10 @@ from inferd.worker.supervisor import Patience
 UnloadReason = Literal["asked", "idle", "evicted", "removed"]
 
 
+RemoteMaker = Callable[[str, int, RemoteConfig, ReplicaOwner, Emit], Replica]
+"""Makes the replica of a remote server, of a model's name, the replica's index, its configuration and its owner."""
+
+
 class FleetOwner(ReplicaOwner, Protocol):
     """The pool, as the fleet sees it."""
 
@@ -46,7 +50,8 @@ class Fleet:
     """The replicas of one model. ``may_surge``: whether memory allows a second copy of a replica during replacement.
 
     ``command`` starts a worker, ``patience`` has its time limits. ``pin_below``: the folder for the files that workers
-    loaded (``pinned_files``); None: none are pinned.
+    loaded (``pinned_files``); None: none are pinned. ``make_remote`` makes the replica of a remote server, by default a
+    ``RemoteReplica``.
     """
 
     def __init__(
@@ -59,8 +64,10 @@ class Fleet:
         patience: Patience,
         may_surge: Callable[[Member], bool],
         pin_below: Path | None = None,
+        make_remote: RemoteMaker | None = None,
     ) -> None:
         self._pin_below = pin_below
+        self._make_remote = make_remote or _remote_replica
         self._name = name
         self._config = config
         self._load_config = config  # what the next worker is started with
@@ -395,14 +402,18 @@ class Fleet:
         pinned_files = old.replica.pinned_files
         await self._retire(old, unpin=False)
         self._load_config, self._planned_bytes = config, None
+        failure: ModelLoadError | None = None
         try:
             await self._wait_loaded(self._add_locals(1))
-        except ModelLoadError:
-            if isinstance(old.made_from, ModelConfig):
-                self._load_config = old.made_from
-                self._add_local(await pinned_files.config_to_load(), pinned_files)
-            raise
-        await pinned_files.close()
+        except ModelLoadError as error:
+            failure = error
+        if failure is None:
+            await pinned_files.close()
+            return
+        if isinstance(old.made_from, ModelConfig):
+            self._load_config = old.made_from
+            self._add_local(await pinned_files.config_to_load(), pinned_files)
+        raise failure
 
     async def _wait_loaded(self, members: Sequence[Member]) -> None:
         """Wait until all members are ready. Raises ModelLoadError when one has failed, and removes that one."""
@@ -443,9 +454,7 @@ class Fleet:
         return self._add(replica, self._load_config)
 
     def _add_remote(self, remote: RemoteConfig) -> Member:
-        from inferd.router.replicas.remote_replica import RemoteReplica  # not needed where every model is here
-
-        return self._add(RemoteReplica(self._name, self._free_index(), remote, self._owner, self._emit), remote)
+        return self._add(self._make_remote(self._name, self._free_index(), remote, self._owner, self._emit), remote)
 
     def _add(self, replica: Replica, made_from: ModelConfig | RemoteConfig) -> Member:
         member = Member(replica, made_from, self._config.breaker, clock.now())
@@ -480,6 +489,12 @@ class Fleet:
             del self._members[member.index]
         self.health.forget(member)
         self._owner.members_changed()
+
+
+def _remote_replica(name: str, index: int, config: RemoteConfig, owner: ReplicaOwner, emit: Emit) -> Replica:
+    from inferd.router.replicas.remote_replica import RemoteReplica  # not needed where every model is here
+
+    return RemoteReplica(name, index, config, owner, emit)
 
 
 async def _stop(replica: Replica) -> None:

@@ -78,7 +78,12 @@ class Member:
 
     def accepts(self, now: float) -> bool:
         """Whether a request may be dispatched to the replica now."""
-        return not self.is_leaving and self.replica.can_take and (self.breaker is None or self.breaker.allows(now))
+        breaker = self.breaker
+        return (
+            not self.is_leaving
+            and self.replica.can_take
+            and (breaker is None or breaker.state == "closed" or breaker.allows(now))
+        )
 
     def readiness(self, now: float) -> Readiness:
         """How soon the replica can take a request."""

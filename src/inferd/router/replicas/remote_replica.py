@@ -7,14 +7,13 @@ health checks decide whether the server gets requests.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from inferd import clock
 from inferd.config import RemoteConfig
 from inferd.errors import DeadlineExceeded, InferdError, InvalidRequest, Overloaded, UpstreamFailed
 from inferd.events import Emit, ReplicaChanged
-from inferd.remote.connection import Connection, Head, Headers
-from inferd.remote.events import EventReader
+from inferd.remote.connection import Head, Headers
 from inferd.remote.openai import Answer, RequestTemplate
 from inferd.remote.origin import Timeouts, client_context, origin_of
 from inferd.remote.pool import Exchange, Pool
@@ -25,16 +24,10 @@ from inferd.types import End, Failure, ModelInfo, Relay, Relayed
 
 PROBE_PATH: Final = "/models"
 PROBE_TIMEOUT_S: Final = 5.0
-PROBE_EVERY_S: Final = (0.25, 5.0)  # the first interval, which doubles, and the longest
+FIRST_PROBE_S: Final = 0.25  # the first interval between two probes, which doubles
+LONGEST_PROBE_S: Final = 5.0
 
 RemoteState = Literal["starting", "unreachable", "ready", "stopped"]
-
-
-class DirectRelay(Protocol):
-    """A request in flight without a ticket (``router.direct_relay``)."""
-
-    def convert(self) -> object:
-        """Convert the request into a ticket in flight."""
 
 
 class RemoteReplica:
@@ -48,11 +41,10 @@ class RemoteReplica:
         "_model",
         "_origin",
         "_owner",
-        "_pool",
         "_probing",
         "_wake",
         "capacity",
-        "direct",
+        "connections",
         "failure",
         "index",
         "info",
@@ -80,9 +72,8 @@ class RemoteReplica:
         self._emit = emit
         self._origin = origin
         self.template = RequestTemplate(origin, secret, config.model or model)
-        self._pool = Pool(origin, timeouts, config.max_in_flight + 1, context)  # one more for probes
-        self._in_flight: dict[str, _RemoteRequest] = {}
-        self.direct: set[DirectRelay] = set()  # in flight on the direct path
+        self.connections = Pool(origin, timeouts, config.max_in_flight + 1, context)  # one more for probes
+        self._in_flight: dict[str, _Attempt] = {}
         self._probing: asyncio.Task[None] | None = None
         self._busy_until = 0.0
         self._wake: asyncio.TimerHandle | None = None
@@ -109,13 +100,13 @@ class RemoteReplica:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight) + len(self.direct)
+        return len(self._in_flight)
 
     @property
     def can_take(self) -> bool:
         return (
             self.is_ready
-            and len(self._in_flight) + len(self.direct) < self.capacity
+            and len(self._in_flight) < self.capacity
             and (not self._busy_until or clock.now() >= self._busy_until)
         )
 
@@ -123,9 +114,9 @@ class RemoteReplica:
         """Whether the request can be relayed."""
         return ticket.relay is not None
 
-    def has_room(self, ticket: Ticket) -> bool:
+    def accepts(self, ticket: Ticket) -> bool:
         """True: a remote server has no room per class, so ``can_take`` decides."""
-        return True
+        return ticket.relay is not None
 
     # -- lifecycle --------------------------------------------------------------------------
 
@@ -149,16 +140,15 @@ class RemoteReplica:
             await asyncio.wait((probing,))
         if self._wake is not None:
             self._wake.cancel()
-        self.convert_direct()
-        for pending in self._in_flight.values():
-            pending.cut()
+        for attempt in self._in_flight.values():
+            attempt.cancel()
         self.is_ready = False
-        await self._pool.close()
+        await self.connections.close()
         if self.state != "stopped":
             self._set_state("stopped")
 
     async def _probe(self) -> None:
-        wait_s, longest_s = PROBE_EVERY_S
+        wait_s, longest_s = FIRST_PROBE_S, LONGEST_PROBE_S
         while True:
             failed = await self._probe_once()
             if failed is None:
@@ -175,14 +165,14 @@ class RemoteReplica:
     async def _probe_once(self) -> UpstreamFailed | None:
         """Send one probe, a request without cost for the server; the error, None: the server answered."""
         probing = _Probe()
-        exchange = self._pool.send(self.template.get(PROBE_PATH), probing)
+        self.connections.send(self.template.get(PROBE_PATH), probing)
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 return await probing.result
         except TimeoutError:
             return UpstreamFailed("The remote server did not answer a probe.", code="upstream_first_byte_timeout")
         finally:
-            exchange.cancel()
+            probing.cut()
 
     def _reached(self) -> None:
         self.is_ready = self.was_ready = True
@@ -192,85 +182,49 @@ class RemoteReplica:
     def _set_state(self, state: RemoteState, reason: str = "") -> None:
         self.state, self.reason = state, reason
         event: Literal["starting", "died", "ready", "stopped"] = "died" if state == "unreachable" else state
-        self._emit(ReplicaChanged(model=self._model, replica=self.index, state=event, reason=reason))
+        self._emit(ReplicaChanged(model=self._model, replica=self.index, state=event, reason=reason, is_remote=True))
 
     # -- requests ---------------------------------------------------------------------------
 
     def dispatch(self, ticket: Ticket) -> None:
         """Send a request to the server."""
-        pending = _RemoteRequest(self, ticket)
-        self._in_flight[ticket.request.id] = pending
-        self.outstanding += ticket.request.width
-        pending.send(fresh=False)
-
-    def take_connection(self, now: float) -> Connection | None:
-        """A kept connection for a request of the direct path, taken out of the pool; None: there is none."""
-        return self._pool.take_idle(now)
-
-    def put_back(self, connection: Connection) -> None:
-        """Return a connection that was taken and not used."""
-        self._pool.put_back(connection)
-
-    def adopt(
-        self,
-        ticket: Ticket,
-        relay: Relay,
-        request: bytes,
-        connection: Connection | None,
-        events: EventReader | None,
-        *,
-        has_begun: bool,
-    ) -> Answer:
-        """Take over a request from the direct path; returns the reader for the rest of its answer.
-
-        ``request``: the bytes that were sent. ``connection``: the one on which the answer arrives; None: it is closed.
-        ``events``: the reader of a streamed answer. ``has_begun``: whether a part of the answer was passed on.
-        """
-        pending = _RemoteRequest(self, ticket)
-        self._in_flight[ticket.request.id] = pending
-        self.outstanding += ticket.request.width
-        return pending.adopt(relay, request, connection, events, has_begun=has_begun)
-
-    def broke(self, request_id: str, error: UpstreamFailed) -> None:
-        """Fail a request that had left the direct path: an exception was raised while its answer was processed."""
-        pending = self._in_flight.get(request_id)
-        if pending is not None:
-            pending.break_off(error)
-
-    def convert_direct(self) -> None:
-        for relay in tuple(self.direct):
-            relay.convert()
+        relay = ticket.relay
+        assert relay is not None, "a remote server gets only requests with a relay"
+        attempt = _Attempt(self, ticket, relay)
+        self._in_flight[ticket.request.id] = attempt
+        self.outstanding += ticket.width
+        attempt.send(fresh=False)
 
     def cancel(self, request_id: str) -> None:
         """Close the connection, by which the server notices the cancellation. The end follows after this call."""
-        pending = self._in_flight.get(request_id)
-        if pending is not None:
-            pending.cut()
-            asyncio.get_running_loop().call_soon(pending.cancelled)
+        attempt = self._in_flight.get(request_id)
+        if attempt is not None:
+            attempt.cancel()
+            asyncio.get_running_loop().call_soon(attempt.cancelled)
 
     def pause(self, request_id: str) -> None:
         """Stop reading an answer whose reader is slow."""
-        pending = self._in_flight.get(request_id)
-        if pending is not None and pending.exchange is not None:
-            pending.exchange.pause()
+        attempt = self._in_flight.get(request_id)
+        if attempt is not None:
+            attempt.pause()
 
     def resume(self, request_id: str) -> None:
-        pending = self._in_flight.get(request_id)
-        if pending is not None and pending.exchange is not None:
-            pending.exchange.resume()
+        attempt = self._in_flight.get(request_id)
+        if attempt is not None:
+            attempt.resume()
 
     def ticket(self, request_id: str) -> Ticket | None:
-        pending = self._in_flight.get(request_id)
-        return pending.ticket if pending is not None else None
+        attempt = self._in_flight.get(request_id)
+        return attempt.ticket if attempt is not None else None
 
     def release(self, ticket: Ticket) -> None:
         """Remove the ticket of a request that has ended."""
-        self._in_flight.pop(ticket.request.id).forget()
-        self.outstanding -= ticket.request.width
+        attempt = self._in_flight.pop(ticket.request.id)
+        attempt.forget()
+        self.outstanding -= ticket.width
 
     def release_all(self) -> list[Ticket]:
         """Remove and return all tickets, and close their connections."""
-        self.convert_direct()
         requests = list(self._in_flight.values())
         self._in_flight.clear()
         self.outstanding = 0
@@ -297,36 +251,31 @@ class RemoteReplica:
         self._owner.replica_has_room()
 
 
-class _RemoteRequest:
-    """One ticket's exchange with the server. It is repeated at most once, where the kept connection was stale."""
+class _Attempt(Answer):
+    """One attempt of a request at this server, from the first byte sent to the end of the answer."""
 
-    __slots__ = ("_answer", "_deadline", "_is_fresh", "_replica", "ticket")
+    _deadline: asyncio.TimerHandle | None = None
+    _is_fresh = False
 
-    def __init__(self, replica: RemoteReplica, ticket: Ticket) -> None:
+    def __init__(self, replica: RemoteReplica, ticket: Ticket, relay: Relay) -> None:
+        super().__init__(ticket.request.id, relay)
         self._replica = replica
-        self._is_fresh = False
-        self._answer: Answer | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._relay = relay
         self.ticket = ticket
         if ticket.request.deadline_s is not None:
             left_s = max(0.0, ticket.deadline_at - clock.now())
             self._deadline = asyncio.get_running_loop().call_later(left_s, self._expire)
 
-    @property
-    def exchange(self) -> Exchange | None:
-        return self._answer.exchange if self._answer is not None else None
-
     def send(self, *, fresh: bool) -> None:
-        relay, replica = self.ticket.relay, self._replica
-        assert relay is not None, "a remote server can compute only requests with a relay"
+        replica = self._replica
         self._is_fresh = fresh
-        self._answer = answer = Answer(self.ticket.request.id, relay, self)
+        self._is_over = False
         try:
-            request = replica.template.post(relay)
+            request = replica.template.post(self._relay)
         except (ValueError, RecursionError):
             asyncio.get_running_loop().call_soon(self._refuse_body)
             return
-        answer.exchange = replica._pool.send(request, answer, fresh=fresh)
+        replica.connections.send(request, self, fresh=fresh)
 
     def _refuse_body(self) -> None:
         """Refuse a body that cannot be rewritten for the server. Not all of its fields were decoded before."""
@@ -334,34 +283,9 @@ class _RemoteRequest:
         if self._replica._in_flight.get(self.ticket.request.id) is self:
             self.refused(error, counts=False, retry=False)
 
-    def adopt(
-        self,
-        relay: Relay,
-        request: bytes,
-        connection: Connection | None,
-        events: EventReader | None,
-        *,
-        has_begun: bool,
-    ) -> Answer:
-        self._answer = answer = Answer(self.ticket.request.id, relay, self)
-        if events is not None:
-            answer.continue_stream(events, has_begun=has_begun)
-        if connection is not None:
-            answer.exchange = exchange = Exchange(request, answer)
-            exchange.adopt(connection)
-        return answer
-
-    def break_off(self, error: UpstreamFailed) -> None:
-        if self._answer is not None:
-            self._answer.answer_broken(error)
-
-    def cut(self) -> None:
-        if self._answer is not None:
-            self._answer.cancel()
-
     def forget(self) -> None:
-        """Drop the references back to this object after the end, so that no reference cycle delays freeing."""
-        self._answer = None
+        """End the attempt without calling the pool."""
+        self._is_over = True
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -389,24 +313,23 @@ class _RemoteRequest:
     def _expire(self) -> None:
         """The deadline has passed. The remote server does not know it, so it is enforced here."""
         self._deadline = None
-        if self._answer is not None:
-            self._answer.expire(
-                DeadlineExceeded(
-                    f"The request's deadline of {self.ticket.request.deadline_s:g} s passed before the answer was "
-                    "complete. Allow more time, or ask for fewer tokens."
-                )
+        self.expire(
+            DeadlineExceeded(
+                f"The request's deadline of {self.ticket.request.deadline_s:g} s passed before the answer was "
+                "complete. Allow more time, or ask for fewer tokens."
             )
+        )
 
     def cancelled(self) -> None:
         """End a cancelled request, unless its owner released it before. Called some turns of the loop later."""
-        replica, ticket, answer = self._replica, self.ticket, self._answer
-        if answer is not None and replica._in_flight.get(ticket.request.id) is self:
-            end = End("cancelled", answer.charged_usage)
+        replica, ticket = self._replica, self.ticket
+        if replica._in_flight.get(ticket.request.id) is self:
+            end = End("cancelled", self.charged_usage)
             replica._owner.replica_relayed(replica, ticket, Relayed(ticket.request.id, end=end))
 
 
-class _Probe:
-    """Receives the answer to a probe. Every status counts as an answer, except those of ``answer_ended``."""
+class _Probe(Exchange):
+    """Receives the answer to a probe. Any answer shows that the server is reachable."""
 
     def __init__(self) -> None:
         self._status = 0
@@ -423,15 +346,18 @@ class _Probe:
         pass
 
     def answer_ended(self) -> None:
+        self.ended()
         if self._status >= 500 or self._status in (401, 407, 429):
             self._conclude(UpstreamFailed(f"The remote server answers a probe with status {self._status}."))
         else:
             self._conclude(None)
 
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
+        self.ended()
         self._conclude(error)
 
     def answer_broken(self, error: UpstreamFailed) -> None:
+        self.ended()
         self._conclude(error)
 
     def _conclude(self, result: UpstreamFailed | None) -> None:

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from inferd.config import ModelConfig
+from inferd.eager import in_task
 from inferd.errors import InferdError, InternalError, Overloaded, Unavailable, from_failure
 from inferd.events import Emit
 from inferd.router.replicas.pinned_files import PinnedFiles
@@ -22,12 +23,10 @@ from inferd.router.ticket import Ticket
 from inferd.types import (
     CLASSES,
     Chat,
-    End,
     Failure,
     GenerateRequest,
     ModelInfo,
     Output,
-    Prediction,
     PredictRequest,
     Relayed,
     StepStats,
@@ -130,8 +129,8 @@ class Replica(Protocol):
         """Whether the replica can compute this kind of request."""
         ...
 
-    def has_room(self, ticket: Ticket) -> bool:
-        """Whether a replica that ``can_take`` has room for this request, by its class."""
+    def accepts(self, ticket: Ticket) -> bool:
+        """Whether the replica can run the request and has room for it. Only while ``can_take``."""
         ...
 
     def start(self) -> None:
@@ -161,9 +160,6 @@ class Replica(Protocol):
 
     def release(self, ticket: Ticket) -> None:
         """Remove a ticket whose request is no longer in flight here."""
-
-    def convert_direct(self) -> None:
-        """Convert the requests on the direct path into tickets in flight."""
 
     def release_all(self) -> list[Ticket]:
         """Remove and return all tickets, after ``convert_direct``."""
@@ -208,23 +204,6 @@ class ReplicaOwner(Protocol):
         """The replica can take requests again."""
 
 
-class DirectPrediction(Protocol):
-    """A prediction in flight without a ticket (``router.direct_prediction``)."""
-
-    class_number: int
-    request: PredictRequest
-
-    def complete(self, prediction: Prediction, end: End) -> bool:
-        """Deliver the answer; False: that failed, and the request was converted into a ticket."""
-        ...
-
-    def flush(self) -> None:
-        """Write the delivered answer to the client."""
-
-    def convert(self) -> None:
-        """Convert the request into a ticket in flight."""
-
-
 class LocalReplica:
     """The requests in flight in one worker process."""
 
@@ -242,7 +221,6 @@ class LocalReplica:
         "_source",
         "_supervisor",
         "capacity",
-        "direct",
         "failure",
         "index",
         "info",
@@ -271,7 +249,6 @@ class LocalReplica:
         )
         self.pinned_files = pinned_files
         self._in_flight: dict[str, Ticket] = {}
-        self.direct: dict[str, DirectPrediction] = {}  # in flight on the direct path, by id
         self._by_class = [0] * len(CLASSES)
         self._calls: dict[int, asyncio.Future[Answered]] = {}
         self._call_ids = itertools.count()
@@ -320,27 +297,22 @@ class LocalReplica:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight) + len(self.direct)
+        return len(self._in_flight)
 
     @property
     def can_take(self) -> bool:
-        return (
-            self.is_ready
-            and len(self._in_flight) + len(self.direct) < len(CLASSES) * self.capacity
-            and self._supervisor.is_writable
-        )
+        return self.is_ready and len(self._in_flight) < len(CLASSES) * self.capacity and self._supervisor.is_writable
 
     def runs(self, ticket: Ticket) -> bool:
         return ticket.is_local
 
-    def has_room(self, ticket: Ticket) -> bool:
+    def accepts(self, ticket: Ticket) -> bool:
         """Requests of lower classes take no room from higher ones: the engine prefers the higher class, so its requests
         must not wait in the queue for lower ones to end."""
-        return self.has_class_room(class_index(ticket.request.priority))
-
-    def has_class_room(self, class_number: int) -> bool:
-        """Whether there is room for a request of a class, by the index of the class."""
-        return sum(self._by_class[: class_number + 1]) < self.capacity
+        if len(self._in_flight) >= self.capacity:
+            better = self._by_class[: class_index(ticket.request.priority) + 1]
+            return sum(better, 0) < self.capacity and ticket.is_local
+        return ticket.is_local
 
     def start(self) -> None:
         self._supervisor.start()
@@ -351,56 +323,6 @@ class LocalReplica:
     async def stop(self) -> None:
         await self._supervisor.stop()
 
-    # -- the direct path (``direct_prediction``) ----------------------------------------------
-
-    def send_direct(self, pending: DirectPrediction) -> None:
-        """Send a prediction of the direct path to the worker."""
-        request = pending.request
-        self.direct[request.id] = pending
-        self._by_class[pending.class_number] += 1
-        self.outstanding += 1
-        self._supervisor.send(Submit(request))
-
-    def restore_direct(self, pending: DirectPrediction) -> None:
-        """Count a prediction as in flight again, as its answer could not be delivered."""
-        self.direct[pending.request.id] = pending
-        self._by_class[pending.class_number] += 1
-        self.outstanding += 1
-
-    def adopt(self, ticket: Ticket) -> None:
-        """Replace a prediction of the direct path by its ticket, which is in flight from now on."""
-        del self.direct[ticket.request.id]
-        self._in_flight[ticket.request.id] = ticket
-
-    def _complete_direct(self, outputs: list[Output]) -> list[Output]:
-        """Pass outputs to the predictions of the direct path; returns the outputs for tickets."""
-        direct = self.direct
-        others: list[Output] = []
-        done: list[DirectPrediction] = []
-        for output in outputs:
-            pending = direct.get(output.request_id)
-            if pending is None:
-                others.append(output)
-                continue
-            if output.end is not None and output.end.outcome == "done" and output.prediction is not None:
-                del direct[output.request_id]
-                self._by_class[pending.class_number] -= 1
-                self.outstanding -= 1
-                if pending.complete(output.prediction, output.end):
-                    done.append(pending)
-                else:
-                    others.append(_failed(output.request_id))
-            else:
-                pending.convert()
-                others.append(output)
-        for pending in done:
-            try:
-                pending.flush()
-            except Exception:
-                # A request boundary: the other predictions of this frame are still written.
-                _log.exception("the end of request %s could not be delivered", pending.request.id)
-        return others
-
     # -- generating -------------------------------------------------------------------------
 
     def dispatch(self, ticket: Ticket) -> None:
@@ -408,7 +330,7 @@ class LocalReplica:
         assert isinstance(request, GenerateRequest | PredictRequest)
         self._in_flight[request.id] = ticket
         self._by_class[class_index(ticket.request.priority)] += 1
-        self.outstanding += request.width
+        self.outstanding += ticket.width
         self._supervisor.send(Submit(request))
 
     def cancel(self, request_id: str) -> None:
@@ -434,14 +356,9 @@ class LocalReplica:
         """Remove the ticket of a request that has ended."""
         del self._in_flight[ticket.request.id]
         self._by_class[class_index(ticket.request.priority)] -= 1
-        self.outstanding -= ticket.request.width
-
-    def convert_direct(self) -> None:
-        for pending in tuple(self.direct.values()):
-            pending.convert()
+        self.outstanding -= ticket.width
 
     def release_all(self) -> list[Ticket]:
-        self.convert_direct()
         tickets = list(self._in_flight.values())
         self._in_flight.clear()
         self._by_class = [0] * len(CLASSES)
@@ -478,6 +395,7 @@ class LocalReplica:
         if len(self._calls) >= MAX_CALLS:
             raise Overloaded(f"{MAX_CALLS} tokenizer calls are already waiting; try again later.")
         call_id = next(self._call_ids)
+        await in_task()
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
         self._supervisor.send(message(call_id))
@@ -514,8 +432,6 @@ class LocalReplica:
         self._owner.replica_failed(self)
 
     def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None:
-        if self.direct:
-            outputs = self._complete_direct(outputs)
         self._owner.replica_outputs(self, outputs, stats)
 
     def worker_answered(self, answer: Answered) -> None:
@@ -525,8 +441,3 @@ class LocalReplica:
 
     def worker_writable(self) -> None:
         self._owner.replica_has_room()
-
-
-def _failed(request_id: str) -> Output:
-    error = InternalError("The server met an internal error; the log has the details.")
-    return Output.ended(request_id, End("failed", failure=error.to_failure()))

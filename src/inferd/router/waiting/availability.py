@@ -17,6 +17,7 @@ from inferd.router.replicas.member import Member
 from inferd.router.status import ModelState, ModelStatus
 from inferd.router.ticket import Ticket
 from inferd.router.waiting.drain_rate import DrainRate
+from inferd.router.waiting.outages import Outages
 from inferd.router.waiting.queue import RequestQueue, is_batch_work
 from inferd.router.waiting.wait_bound import WaitBound
 from inferd.types import Failure, ModelInfo
@@ -40,6 +41,7 @@ class Availability:
         self._created = clock.wall()
         self.config = config
         self.drain_rate = DrainRate()
+        self.outages = Outages(fleet)
         self.wait_bound = WaitBound(config.queue.max_wait_s)
         self._ready_at: float | None = None  # see _ready_since
         self.load_error: InferdError | None = None
@@ -204,7 +206,6 @@ class Availability:
             has_remote=num_remote > 0,
             residency=self._fleet.residency,
             memory_bytes=self._fleet.rss_bytes,
-            replicas_status=tuple(member.status() for member in members),
         )
 
     def _state(self, ready: int) -> ModelState:

@@ -24,6 +24,7 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Final
 
 from inferd.router.ticket import Ticket
@@ -48,8 +49,10 @@ class QueueEntry:
         self.flow = flow  # None: a returned request
         self.is_live = True
 
-    def __lt__(self, other: QueueEntry) -> bool:
-        return self.ticket.number < other.ticket.number
+    @property
+    def number(self) -> int:
+        """The order of the ticket's arrival."""
+        return self.ticket.number
 
 
 class Flow:
@@ -127,7 +130,7 @@ class FairShare:
         self.num_live += 1
         if ticket.is_charged:
             entry = QueueEntry(ticket)
-            insort(self._suspects if ticket.is_suspect else self._returned, entry)
+            insort(self._suspects if ticket.worker_deaths else self._returned, entry, key=attrgetter("number"))
             return entry
         request = ticket.request
         flow = self._flows.get(request.tenant)
@@ -190,7 +193,7 @@ class FairShare:
                     self._weights = 0.0  # without the rounding errors of the sum
                     self._virtual = max(self._virtual, flow.start)  # the end of a busy time
         else:
-            (self._suspects if entry.ticket.is_suspect else self._returned).remove(entry)
+            (self._suspects if entry.ticket.worker_deaths else self._returned).remove(entry)
 
     def num_ahead(self, request: Request) -> int:
         """How many waiting requests are taken before a new one, at most, if requests cost alike and its tenant has no
@@ -237,7 +240,7 @@ class FairShare:
         suspect = _acceptable(self._suspects, accepts) if with_suspects else None
         if returned is None or suspect is None:
             return returned or suspect
-        return min(returned, suspect)
+        return min(returned, suspect, key=attrgetter("number"))
 
     def _schedule(self, flow: Flow) -> None:
         flow.stamp = next(self._stamps)

@@ -29,7 +29,7 @@ from typing import Final
 
 from inferd.config import QueueConfig
 from inferd.errors import Overloaded
-from inferd.router.ticket import Ticket
+from inferd.router.ticket import QueuePlace, Ticket
 from inferd.router.waiting.fair_share import Accepts, FairShare, QueueEntry
 from inferd.types import CLASSES, Request, class_index, class_of
 
@@ -43,12 +43,13 @@ class RequestQueue:
     def __init__(self, config: QueueConfig) -> None:
         self._config = config
         self._classes = tuple(FairShare() for _ in CLASSES)  # the best first
-        self._entries: dict[Ticket, QueueEntry] = {}
+        self.entries: dict[Ticket, QueueEntry] = {}
         self._expiries: list[tuple[float, int, QueueEntry]] = []
         self._arrivals: deque[QueueEntry] = deque()  # all but batch work, by arrival; some are no longer live
         self._tie = itertools.count()
         self._total = _Totals()
         self._tenants: dict[str, _Totals] = {}
+        self._counts = _TenantCounts()
         self._num_popped = 0
         self._served = [0] * len(CLASSES)  # for each class, the number of its last pop
 
@@ -57,7 +58,7 @@ class RequestQueue:
         self._config = config
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     @property
     def num_tokens(self) -> int:
@@ -78,9 +79,14 @@ class RequestQueue:
     def num_ahead(self, request: Request) -> int:
         """How many waiting requests would be taken before a new request, by class and fair share. An estimate."""
         class_number = class_index(request.priority)
-        return sum(better.num_live for better in self._classes[:class_number]) + self._classes[class_number].num_ahead(
-            request
-        )
+        of_better = sum(better.num_live for better in self._classes[:class_number])
+        return of_better + self._classes[class_number].num_ahead(request)
+
+    def place_of(self, request: Request) -> QueuePlace:
+        """What is in the queue before a new request enters it."""
+        tenant, of_tenant = self._counts.largest
+        better = self._classes[: class_index(request.priority) + 1]
+        return QueuePlace(len(self.entries), sum([share.num_live for share in better]), tenant, of_tenant)
 
     # -- adding -----------------------------------------------------------------------------
 
@@ -126,11 +132,12 @@ class RequestQueue:
         assert not ticket.is_waiting, f"request {ticket.request.id} waits twice"
         ticket.is_waiting = True
         request = ticket.request
-        entry = self._entries[ticket] = self._classes[class_index(request.priority)].push(ticket)
+        entry = self.entries[ticket] = self._classes[class_index(request.priority)].push(ticket)
         self._total.add(request)
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
             tenant = self._tenants[request.tenant] = _Totals()
+        self._counts.change(request.tenant, tenant.requests, tenant.requests + 1)
         tenant.add(request)
         expires_at = min(ticket.expires_at, ticket.due_at)
         if expires_at < math.inf:
@@ -161,7 +168,7 @@ class RequestQueue:
 
     def remove(self, ticket: Ticket) -> None:
         """Remove a ticket. Idempotent."""
-        entry = self._entries.get(ticket)
+        entry = self.entries.get(ticket)
         if entry is not None:
             self._classes[class_index(ticket.request.priority)].remove(entry)
             self._removed(ticket)
@@ -200,14 +207,14 @@ class RequestQueue:
 
     def clear(self) -> list[Ticket]:
         """Remove and return all tickets, by class, then by arrival."""
-        waiting = sorted(self._entries, key=lambda ticket: (class_index(ticket.request.priority), ticket.number))
+        waiting = sorted(self.entries, key=lambda ticket: (class_index(ticket.request.priority), ticket.number))
         for ticket in waiting:
             self.remove(ticket)
         return waiting
 
     def remove_if(self, condition: Callable[[Ticket], bool]) -> list[Ticket]:
         """Remove and return the tickets that meet a condition, by arrival. Calls it for every waiting ticket."""
-        found = sorted((ticket for ticket in self._entries if condition(ticket)), key=lambda ticket: ticket.number)
+        found = sorted((ticket for ticket in self.entries if condition(ticket)), key=lambda ticket: ticket.number)
         for ticket in found:
             self.remove(ticket)
         return found
@@ -224,18 +231,19 @@ class RequestQueue:
 
     def _removed(self, ticket: Ticket) -> None:
         ticket.is_waiting = False
-        del self._entries[ticket]
+        del self.entries[ticket]
         request = ticket.request
         self._total.subtract(request)
         tenant = self._tenants[request.tenant]
+        self._counts.change(request.tenant, tenant.requests, tenant.requests - 1)
         tenant.subtract(request)
         if not tenant.requests:
             del self._tenants[request.tenant]
-        if len(self._expiries) > _SLACK + 4 * len(self._entries):
+        if len(self._expiries) > _SLACK + 4 * len(self.entries):
             # Expiries of removed tickets are cleared: without dispatches they would grow with every cancellation.
             self._expiries = [expiry for expiry in self._expiries if expiry[2].is_live]
             heapq.heapify(self._expiries)
-        if len(self._arrivals) > _SLACK + 4 * len(self._entries):
+        if len(self._arrivals) > _SLACK + 4 * len(self.entries):
             self._arrivals = deque(entry for entry in self._arrivals if entry.is_live)
 
     def _exceeded_bound(self, request: Request, total: _Totals, own: _Totals) -> Overloaded | None:
@@ -263,6 +271,33 @@ class RequestQueue:
                     code="tenant_queue_full",
                 )
         return None
+
+
+class _TenantCounts:
+    """The tenants by their number of waiting requests. Every change by one takes the same time."""
+
+    __slots__ = ("_most", "_tenants")
+
+    def __init__(self) -> None:
+        self._tenants: dict[int, dict[str, None]] = {}  # by number of requests, none is empty
+        self._most = 0
+
+    @property
+    def largest(self) -> tuple[str, int]:
+        """A tenant with most requests, and their number; 0: none waits."""
+        return (next(iter(self._tenants[self._most])), self._most) if self._most else ("", 0)
+
+    def change(self, tenant: str, before: int, after: int) -> None:
+        """The number of a tenant's requests changes by one."""
+        if before:
+            others = self._tenants[before]
+            del others[tenant]
+            if not others:
+                del self._tenants[before]
+        if after:
+            self._tenants.setdefault(after, {})[tenant] = None
+        if after > self._most or (before == self._most and before not in self._tenants):
+            self._most = after
 
 
 class _Totals:

@@ -47,3 +47,29 @@ def is_exact(head: bytes) -> bool:
     stop = head.find(b"\r", at)
     digits = head[at : len(head) if stop < 0 else stop]
     return head[max(0, at - len(_LINE)) : at].lower() == _LINE and digits.isdigit() and len(digits) <= MAX_DIGITS
+
+
+class SplitHead:
+    """A head that ``is_exact``, split around the digits of Content-Length. A comparison finds the same head again."""
+
+    __slots__ = ("_after", "_after_size", "_before", "_before_size")
+
+    def __init__(self, head: bytes) -> None:
+        """``head``: without the empty line after it."""
+        at = _length_at(head, len(head))
+        stop = head.find(b"\r", at)
+        self._before = head[:at]
+        self._after = (head[stop:] if stop >= 0 else b"") + b"\r\n\r\n"
+        self._before_size, self._after_size = len(self._before), len(self._after)
+
+    def body_at(self, data: bytes) -> int:
+        """The position of the body, if ``data`` is this head with any length, and a complete body; -1: it is not."""
+        if data.startswith(self._before):
+            at = self._before_size
+            stop = data.find(b"\r", at, at + MAX_DIGITS + 1)
+            digits = data[at:stop]
+            if data.startswith(self._after, stop) and digits.isdigit():
+                begin = stop + self._after_size
+                if int(digits) == len(data) - begin:
+                    return begin
+        return -1
