@@ -1,49 +1,53 @@
-"""One JSON line per HTTP request, change of a replica and log record; never a prompt's or an answer's text.
+"""One JSON line per HTTP request, change of a replica and decision; never a prompt's or an answer's text.
 
-Lines go through a bounded queue to a thread of their own, so that a log reader that stops reading stops nothing else.
-When the queue is full, lines are dropped and counted. The thread is woken for many lines at once: waking it for each
-would cost the event loop more than the request itself.
+Every text that a client or a model chose is cut and escaped: each line is one line of ASCII, whatever the text holds.
+``worker/line_writer.py`` writes the lines.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import threading
-from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from math import floor
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from inferd.events import HttpServed, ReplicaChanged
-from inferd.types import JSON, Timings
-from inferd.worker.log_lines import record_line, timestamp
+from inferd.events import (
+    AdminActed,
+    BreakerChanged,
+    HttpServed,
+    ModelUnloaded,
+    ReplicaChanged,
+    RequestRefused,
+    Retried,
+    RolloutChanged,
+)
+from inferd.observe.log_fields import HttpLine, SpeedLine, TimingsLine, UsageLine
+from inferd.types import JSON, Timings, Usage
+from inferd.worker.log_lines import MAX_MESSAGE_CHARACTERS, encoded
+from inferd.worker.timestamp import timestamp
 
-MAX_LINES = 4096
-"""Lines that may wait for the reader."""
-
-MAX_BATCH = 1024
-"""Lines that are written at once."""
-
-GATHER_S = 0.05
-"""How long a line waits for more lines to be written with it."""
-
-MAX_CHARACTERS = 256
+MAX_CHARACTERS: Final = 256
 """Of a text field that a client chose; the rest is cut off."""
 
 _encode = msgspec.json.Encoder().encode
 _LEVELS: dict[str, str] = {"hung": "error", "died": "error", "failed": "error"}
 
+_LONG_S: Final = 1e6
+"""Microseconds of a shorter time are far within the digits of a float."""
 
-def http_line(event: HttpServed, wall_s: float) -> str:
-    """A line of the access log. ASCII only: any id of a client results in one line of plain JSON."""
+SEVERITY: Final = {"debug": 0, "info": 1, "warning": 2, "error": 3}
+"""Levels of lines, and of the setting ``server.log_level``."""
+
+
+def http_line(event: HttpServed, wall_s: float, *, with_speed: bool = False) -> str:
+    """A line of the access log. ASCII only: any id of a client results in one line of plain JSON.
+
+    ``with_speed``: with tokens per second, time to first token and time per output token."""
     usage, timings = event.usage, event.timings
-    line = _HttpLine(
+    line = HttpLine(
         timestamp(wall_s),
-        _level(event.status),
+        http_level(event.status),
         "http",
         event.request_id[:MAX_CHARACTERS],
         event.tenant[:MAX_CHARACTERS],
@@ -54,15 +58,17 @@ def http_line(event: HttpServed, wall_s: float) -> str:
         event.status,
         event.outcome,
         event.finish_reasons,
-        event.error_code,
+        None if event.error_code is None else event.error_code[:MAX_CHARACTERS],
         event.error_text[:MAX_CHARACTERS] or UNSET,
         event.path[:MAX_CHARACTERS] or UNSET,
         event.stream,
-        round(event.duration_s, 6),
+        _to_micros(event.duration_s),
         event.request_bytes,
         event.response_bytes,
-        UNSET if usage is None else _UsageLine(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
+        UNSET if usage is None else UsageLine(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
         UNSET if timings is None else _timings(timings),
+        UNSET if not with_speed or usage is None or timings is None else _speed(usage, timings),
+        event.rescued_from or UNSET,
     )
     try:
         text = _encode(line).decode()
@@ -71,210 +77,106 @@ def http_line(event: HttpServed, wall_s: float) -> str:
     if text and text.isascii() and "\x7f" not in text:
         return text
     # Characters other than printable ASCII are escaped, which is slower and rare.
-    return json.dumps(msgspec.to_builtins(line), separators=(",", ":"))
+    return encoded(msgspec.to_builtins(line))
 
 
-class _UsageLine(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-class _TimingsLine(msgspec.Struct):
-    """In the order of ``Timings``; a stage that was not reached is left out."""
-
-    dispatched: float | UnsetType
-    tokenized: float | UnsetType
-    scheduled: float | UnsetType
-    first_token: float | UnsetType
-    finished: float | UnsetType
-
-
-class _HttpLine(msgspec.Struct):
-    ts: str
-    level: str
-    event: str
-    request_id: str
-    tenant: str
-    key_id: str
-    model: str | None
-    route: str
-    method: str
-    status: int
-    outcome: str | None
-    finish_reasons: tuple[str, ...]
-    error_code: str | None
-    error: str | UnsetType
-    path: str | UnsetType
-    stream: bool
-    duration_s: float
-    request_bytes: int
-    response_bytes: int
-    usage: _UsageLine | UnsetType
-    timings: _TimingsLine | UnsetType
-
-
-def _timings(timings: Timings) -> _TimingsLine:
+def _timings(timings: Timings) -> TimingsLine:
     dispatched, tokenized, scheduled = timings.dispatched, timings.tokenized, timings.scheduled
     first_token, finished = timings.first_token, timings.finished
-    return _TimingsLine(
-        UNSET if dispatched is None else round(dispatched, 6),
-        UNSET if tokenized is None else round(tokenized, 6),
-        UNSET if scheduled is None else round(scheduled, 6),
-        UNSET if first_token is None else round(first_token, 6),
-        UNSET if finished is None else round(finished, 6),
+    return TimingsLine(
+        UNSET if dispatched is None else _to_micros(dispatched),
+        UNSET if tokenized is None else _to_micros(tokenized),
+        UNSET if scheduled is None else _to_micros(scheduled),
+        UNSET if first_token is None else _to_micros(first_token),
+        UNSET if finished is None else _to_micros(finished),
     )
 
 
-def _level(status: int) -> str:
+def _to_micros(seconds: float) -> float:
+    """Rounded to microseconds. ``round`` finds the decimal digits of a number, which takes twenty times as long."""
+    return floor(seconds * 1e6 + 0.5) / 1e6 if -_LONG_S < seconds < _LONG_S else round(seconds, 6)
+
+
+def _speed(usage: Usage, timings: Timings) -> SpeedLine | UnsetType:
+    """The speed of an answer. Unset for requests that generated nothing."""
+    first, finished, tokens = timings.first_token, timings.finished, usage.completion_tokens
+    if first is None or finished is None or not tokens:
+        return UNSET
+    decode_s = finished - first
+    return SpeedLine(
+        round(first, 6),
+        round(decode_s / (tokens - 1), 6) if tokens > 1 else UNSET,
+        round(tokens / finished, 3) if finished > 0.0 else UNSET,
+    )
+
+
+def http_level(status: int) -> str:
     """503 is no defect: a full queue refuses requests, and probes arrive before a model is ready."""
     return "info" if status < 400 else "warning" if status < 500 or status == 503 else "error"
+
+
+def replica_level(state: str) -> str:
+    return _LEVELS.get(state, "info")
 
 
 def replica_line(event: ReplicaChanged, wall_s: float) -> str:
     line: JSON = {
         "ts": timestamp(wall_s),
-        "level": _LEVELS.get(event.state, "info"),
+        "level": replica_level(event.state),
         "event": "replica",
         "model": event.model,
         "replica": event.replica,
         "state": event.state,
-        "reason": event.reason,
+        "reason": event.reason[:MAX_MESSAGE_CHARACTERS],
         "restarts": event.restarts,
     }
     if event.load_s:
         line["load_s"] = {phase: round(seconds, 3) for phase, seconds in event.load_s.items()}
-    return json.dumps(line, separators=(",", ":"))
+    return encoded(line)
 
 
-class LogHandler(logging.Handler):
-    """Sends Python's logging into the same log: one JSON line per record, without blocking the caller."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        super().__init__()
-        self._write = write
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._write(record_line(record))
+Decision = RequestRefused | BreakerChanged | Retried | ModelUnloaded
+"""Events of decisions that have a line. Reloads and outages of the database have a record of Python's logging."""
 
 
-class LogStream(Protocol):
-    """Where lines go. With a ``fileno`` of the operating system's it is written to directly."""
-
-    def write(self, text: str, /) -> int: ...
-    def flush(self) -> None: ...
-
-
-class LineWriter:
-    """Writes lines to a stream from a thread of its own. ``write`` never waits; any thread may call it.
-
-    Where the stream is a file of the operating system it is written to directly: a thread that is
-    stuck holding Python's own buffer of stderr would stop the interpreter from leaving.
-    """
-
-    def __init__(
-        self,
-        stream: LogStream,
-        on_drop: Callable[[], None],
-        *,
-        form: Callable[[str], str | None] | None = None,
-    ) -> None:
-        """``form`` turns a line into the text that is written; it returns None for a line that is left out."""
-        self._stream = stream
-        self._form = form
-        self._fd = _descriptor(stream)
-        self._on_drop = on_drop
-        self._lines: deque[str] = deque()
-        self._num_in_hand = 0  # out of the queue, and not yet written
-        self._is_closed = False
-        self._is_asleep = False
-        self._wake = threading.Event()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="inferd-log", daemon=True)
-        self._thread.start()
-
-    def write(self, line: str) -> None:
-        if self._is_closed or len(self._lines) + self._num_in_hand >= MAX_LINES:
-            self._on_drop()
-            return
-        self._lines.append(line)
-        if self._is_asleep:
-            self._is_asleep = False
-            self._wake.set()
-
-    def close(self, timeout_s: float = 1.0) -> None:
-        """Write what waits, for at most ``timeout_s``; then leave it. Idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._closing.set()
-        self._wake.set()
-        self._thread.join(timeout_s)  # if the reader is stuck, the daemon thread ends with the process
-
-    def _run(self) -> None:
-        while True:
-            lines = [self._lines.popleft() for _ in range(min(len(self._lines), MAX_BATCH))]
-            if lines:
-                self._num_in_hand = len(lines)
-                self._write_batch(lines)
-                self._num_in_hand = 0
-            elif not self._sleep():
-                return
-
-    def _sleep(self) -> bool:
-        """Wait until there is a line to write, and a moment longer; False: the writer was closed."""
-        self._wake.clear()
-        self._is_asleep = True
-        if self._lines:  # a line arrived just before the thread would sleep
-            self._is_asleep = False
-            return True
-        if self._is_closed:
-            return False
-        self._wake.wait()
-        self._closing.wait(GATHER_S)
-        return True
-
-    def _write_batch(self, lines: list[str]) -> None:
-        form = self._form
-        shown = lines if form is None else [said for line in lines if (said := form(line)) is not None]
-        if not shown:
-            return
-        try:
-            self._write_out("\n".join(shown) + "\n")
-        except (OSError, ValueError):  # the reader has ended, or the stream was closed
-            for _ in shown:
-                self._on_drop()
-
-    def _write_out(self, text: str) -> None:
-        if self._fd is None:
-            self._stream.write(text)
-            self._stream.flush()
-            return
-        write_all(self._fd, text)
+def decision_fields(event: Decision) -> tuple[str, str, JSON]:
+    """The name of a decision's line, its level and its fields."""
+    match event:
+        case RequestRefused():
+            return (
+                "refused",
+                "warning",
+                {"model": _cut(event.model), "reason": event.reason, "tenant": _cut(event.tenant)},
+            )
+        case BreakerChanged():
+            level = "info" if event.state in ("closed", "half_open") else "warning"
+            fields: JSON = {"model": event.model, "replica": event.replica, "state": event.state}
+            return "breaker", level, {**fields, "reason": _cut(event.reason)}
+        case Retried():
+            level = "info" if event.granted else "warning"
+            return "retry", level, {"model": event.model, "kind": event.kind, "granted": event.granted}
+        case ModelUnloaded():
+            return "unload", "info", {"model": event.model, "reason": event.reason, "freed_bytes": event.freed_bytes}
 
 
-def write_all(fd: int, text: str) -> None:
-    """Write to the descriptor itself, past every buffer of Python's. Raises OSError."""
-    rest = memoryview(text.encode("ascii", "backslashreplace"))
-    while rest:
-        rest = rest[_write_some(fd, rest) :]
+def audit_line(event: AdminActed, wall_s: float) -> str:
+    """The line of an admin action. A collector of the log keeps with it the end of the audit log's chain."""
+    texts = {name: _cut(getattr(event, name)) for name in ("actor", "tenant", "action", "target", "outcome")}
+    line: JSON = {"ts": timestamp(wall_s), "level": "info", "event": "audit", "seq": event.seq, **texts}
+    return encoded({**line, "request_id": _cut(event.request_id), "hash": event.hash})
 
 
-def _write_some(fd: int, data: memoryview) -> int:
-    try:
-        return os.write(fd, data)
-    except BlockingIOError:  # another program made the descriptor non-blocking: wait here, in the log's own thread
-        import select
-
-        poll = select.poll()
-        poll.register(fd, select.POLLOUT)
-        poll.poll()
-        return 0
+def rollout_level(state: str) -> str:
+    return "warning" if state == "rolled_back" else "info"
 
 
-def _descriptor(stream: LogStream) -> int | None:
-    try:
-        descriptor: int = stream.fileno()  # type: ignore[attr-defined]
-        return descriptor
-    except (OSError, ValueError, AttributeError):  # a stream in memory, as in tests
-        return None
+def rollout_line(event: RolloutChanged, wall_s: float) -> str:
+    """The line of a rollout's change, with the numbers of its guards."""
+    line: JSON = {"ts": timestamp(wall_s), "level": rollout_level(event.state), "event": "rollout"}
+    line |= {"model": event.model, "stable": event.stable, "new": event.new, "state": event.state}
+    line |= {"share": event.share, "paused": event.is_paused, "reason": event.reason}
+    return encoded({**line, "guards": [guard.text for guard in event.guards]})
+
+
+def _cut(text: str) -> str:
+    return text[:MAX_CHARACTERS]

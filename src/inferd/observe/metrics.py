@@ -1,14 +1,13 @@
 """The one table of metrics: every name, label, bucket and meaning, and the event each comes from.
 
-Only this file names metrics. A row has inferd's own name, and the names that dashboards of other servers use. All names
-of a row show the same values, because there is one value.
+Only this file and ``aliases.py`` name metrics. Names of other servers for the same values are in ``aliases.py``.
 """
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from inferd.events import RefusalReason
 
@@ -26,27 +25,39 @@ RETRY_RESULTS = ("granted", "refused")
 CACHE_RESULTS = ("hit", "miss", "store", "error")
 UNLOADS = ("asked", "idle", "evicted", "removed")
 FAULTS = ("hung", "died", "failed")
+TRACE_LOSSES = ("queue_full", "refused", "unavailable", "shutdown", "defect")
 RELOADS = ("accepted", "refused")
+STORED_KINDS = ("response", "conversation")
+STORED_BOUNDS = ("bytes", "age")
 BLOCK_STATES = ("used", "cached", "free")
+ROLLOUT_STATES = (
+    "pending",
+    "preparing",
+    "running",
+    "inconclusive",
+    "awaiting_approval",
+    "promoted",
+    "rolled_back",
+    "aborted",
+)
+OBJECTIVES = ("availability", "ttft", "tpot", "total")
 STAGES = ("queue", "first_token", "inter_token", "per_output_token", "inference", "total")
 PREDICTION_STAGES = ("decode", "batch_wait", "compute", "encode")
 QUANTILES = (0.5, 0.95, 0.99)
 QUANTILE_WINDOW_S = 60.0
 
 
-# Names of labels in other servers' metrics, by the prefix of a metric's name.
-_LABELS_OF_OTHERS = {
-    "vllm:": {"model": "model_name", "replica": "engine", "num_blocks": "num_gpu_blocks"},
-    "nv_": {"uuid": "gpu_uuid"},  # Triton's
-    "http_": {"route": "handler"},  # the FastAPI instrumentator's
-}
+CONTRACT_VERSION = 1
+"""Raised when a stable metric is removed or renamed, or its type, unit, labels or buckets change.
 
+Dashboards and alerts of others depend on these. ``inferd.observe.contract`` compares the table with the contract that
+was published (``deploy/metrics-contract.json``), and ``make docs`` refuses a change without another version.
+"""
 
-class Name(NamedTuple):
-    """A name of the same values, and what the row's labels are called there, in order."""
+Stability = Literal["stable", "development"]
 
-    name: str
-    labels: tuple[str, ...]
+UNITS = ("seconds", "bytes", "ratio", "celsius", "watts", "joules", "hertz")
+"""Units that the name of a metric ends with, before ``_total``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,20 +73,30 @@ class Metric:
     event: str
     buckets: tuple[float, ...] = field(default=(), kw_only=True)  # upper bounds of a histogram, without infinity
     is_summary: bool = field(default=False, kw_only=True)
-    also: InitVar[str] = field(default="", kw_only=True)  # the name that another server's dashboards use
+    has_exemplars: bool = field(default=False, kw_only=True)  # of a histogram: requests of its buckets are named
+    stability: Stability = field(default="stable", kw_only=True)
+    since: str = field(default="0.1", kw_only=True)  # the version of inferd that first had it
     kind: Kind = field(init=False)
-    names: tuple[Name, ...] = field(init=False)  # its own first
+    unit: str = field(init=False)  # "" where the metric has none
 
-    def __post_init__(self, also: str) -> None:
+    def __post_init__(self) -> None:
         assert list(self.buckets) == sorted(set(self.buckets)), self.name
         is_counter = self.name.endswith("_total")
         self.kind = (
             "counter" if is_counter else "histogram" if self.buckets else "summary" if self.is_summary else "gauge"
         )
-        self.names = (Name(self.name, self.labels),)
-        if also:
-            (called,) = [words for start, words in _LABELS_OF_OTHERS.items() if also.startswith(start)]
-            self.names += (Name(also, tuple(called.get(label, label) for label in self.labels)),)
+        self.unit = unit_of(self.name)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its values continue after a restart of the server: what grows, and is not of one process."""
+        return self.kind != "gauge" and not self.name.startswith("process_")
+
+
+def unit_of(name: str) -> str:
+    """The unit that a metric's name ends with."""
+    last = name.removesuffix("_total").rpartition("_")[2]
+    return last if last in UNITS else ""
 
 
 # Buckets as vLLM has them, so that one dashboard reads both.
@@ -106,7 +127,9 @@ _ended = partial(Metric, labels=_REPLICA, event="RequestEnded")
 _step = partial(Metric, labels=_REPLICA, event="StepDone")
 _replica = partial(Metric, labels=_REPLICA, event="ReplicaChanged")
 _queue = partial(Metric, labels=_MODEL, event="QueueChanged")
-_gpu = partial(Metric, labels=("gpu", "uuid"), event="driver")  # NVIDIA's library, when the page is asked for
+_gpu = partial(Metric, labels=("gpu", "uuid"), event="driver")  # NVIDIA's library
+_DEVICE = ("device", "kind")
+_device = partial(Metric, labels=_DEVICE, event="driver")
 
 # -- requests ----------------------------------------------------------------------------------
 
@@ -121,7 +144,6 @@ FINISHED = Metric(
     "Answers that ended, by reason; a request for n answers counts n times.",
     (*_REPLICA, "finished_reason"),
     "RequestEnded",
-    also="vllm:request_success_total",
 )
 ERRORS = Metric("inferd_errors_total", "Requests that failed, by the kind of error.", (*_MODEL, "kind"), "RequestEnded")
 REFUSED = Metric(
@@ -129,60 +151,51 @@ REFUSED = Metric(
     "Requests refused at a model's queue, by reason.",
     (*_MODEL, "reason"),
     "RequestRefused",
-    also="vllm:admission_rejections_total",
 )
-PROMPT_TOKENS = _ended(
-    "inferd_prompt_tokens_total", "Prompt tokens of ended requests.", also="vllm:prompt_tokens_total"
-)
-GENERATION_TOKENS = _ended(
-    "inferd_generation_tokens_total", "Tokens generated by ended requests.", also="vllm:generation_tokens_total"
-)
+PROMPT_TOKENS = _ended("inferd_prompt_tokens_total", "Prompt tokens of ended requests.")
+GENERATION_TOKENS = _ended("inferd_generation_tokens_total", "Tokens generated by ended requests.")
 CACHED_TOKENS = _ended(
     "inferd_prompt_cached_tokens_total",
     "Prompt tokens of ended requests whose KV was found in the prefix cache.",
-    also="vllm:prompt_tokens_cached_total",
 )
 FIRST_TOKEN_S = _ended(
     "inferd_time_to_first_token_seconds",
     "From a request's arrival to its first token.",
     buckets=_FIRST_TOKEN_S,
-    also="vllm:time_to_first_token_seconds",
+    has_exemplars=True,
 )
 INTER_TOKEN_S = _ended(
     "inferd_inter_token_latency_seconds",
     "Between one answer's successive tokens.",
     buckets=_PER_TOKEN_S,
-    also="vllm:inter_token_latency_seconds",
 )
 PER_OUTPUT_TOKEN_S = _ended(
     "inferd_request_time_per_output_token_seconds",
     "A done request's mean time per token after the first (requests for one answer).",
     buckets=_PER_TOKEN_S,
-    also="vllm:request_time_per_output_token_seconds",
+    has_exemplars=True,
 )
 REQUEST_S = _ended(
     "inferd_request_latency_seconds",
     "A done request's whole life: arrival to last token.",
     buckets=_REQUEST_S,
-    also="vllm:e2e_request_latency_seconds",
+    has_exemplars=True,
 )
 QUEUE_S = _ended(
     "inferd_request_queue_time_seconds",
     "A done request's wait: arrival to the first step that computed any of it.",
     buckets=_REQUEST_S,
-    also="vllm:request_queue_time_seconds",
+    has_exemplars=True,
 )
 INFERENCE_S = _ended(
     "inferd_request_inference_time_seconds",
     "A done request's time in the engine: first step to last token.",
     buckets=_REQUEST_S,
-    also="vllm:request_inference_time_seconds",
 )
 PREFILL_S = _ended(
     "inferd_request_prefill_time_seconds",
     "A done request's first step to its first token.",
     buckets=_REQUEST_S,
-    also="vllm:request_prefill_time_seconds",
 )
 PIPELINE_STEP_S = Metric(
     "inferd_pipeline_step_seconds",
@@ -202,46 +215,37 @@ DECODE_S = _ended(
     "inferd_request_decode_time_seconds",
     "A done request's first token to its last.",
     buckets=_REQUEST_S,
-    also="vllm:request_decode_time_seconds",
 )
 REQUEST_PROMPT_TOKENS = _ended(
     "inferd_request_prompt_tokens",
     "Prompt tokens per done request.",
     buckets=_TOKENS,
-    also="vllm:request_prompt_tokens",
 )
 REQUEST_GENERATION_TOKENS = _ended(
     "inferd_request_generation_tokens",
     "Tokens generated per done request.",
     buckets=_TOKENS,
-    also="vllm:request_generation_tokens",
 )
 REQUEST_LONGEST_TOKENS = _ended(
     "inferd_request_max_num_generation_tokens",
     "Length of the longest answer per done request (requests for one answer).",
     buckets=_TOKENS,
-    also="vllm:request_max_num_generation_tokens",
 )
 REQUEST_COMPUTED_TOKENS = _ended(
     "inferd_request_prefill_kv_computed_tokens",
     "Prompt tokens per done request that were not found in the prefix cache.",
     buckets=_TOKENS,
-    also="vllm:request_prefill_kv_computed_tokens",
 )
-REQUEST_N = _ended(
-    "inferd_request_params_n", "Answers asked for per done request.", buckets=_CHOICES, also="vllm:request_params_n"
-)
+REQUEST_N = _ended("inferd_request_params_n", "Answers asked for per done request.", buckets=_CHOICES)
 REQUEST_MAX_TOKENS = _ended(
     "inferd_request_params_max_tokens",
     "Tokens allowed per done request that set a limit.",
     buckets=_TOKENS,
-    also="vllm:request_params_max_tokens",
 )
 REQUEST_PREEMPTIONS = _ended(
     "inferd_request_preemptions",
     "Times that a done request gave up its KV blocks and was computed again.",
     buckets=_PREEMPTIONS,
-    also="vllm:request_num_preemptions",
 )
 LATENCY_S = Metric(
     "inferd_latency_seconds",
@@ -249,6 +253,33 @@ LATENCY_S = Metric(
     (*_MODEL, "stage"),
     "RequestEnded",
     is_summary=True,
+)
+
+# -- objectives --------------------------------------------------------------------------------
+
+OBJECTIVE_REQUESTS = Metric(
+    "inferd_objective_requests_total",
+    "Requests that count for an objective of the model: availability, ttft, tpot, total.",
+    (*_MODEL, "objective"),
+    "RequestEnded, RequestRefused",
+)
+OBJECTIVE_GOOD = Metric(
+    "inferd_objective_good_total",
+    "Those of them that met it; the others used up the error budget.",
+    (*_MODEL, "objective"),
+    "RequestEnded, RequestRefused",
+)
+OBJECTIVE_TARGET = Metric(
+    "inferd_objective_target_ratio",
+    "Fraction of requests that are to meet an objective, as configured.",
+    (*_MODEL, "objective"),
+    "start, ConfigReloaded",
+)
+OBJECTIVE_LIMIT_S = Metric(
+    "inferd_objective_limit_seconds",
+    "Duration within which a request meets an objective, as configured.",
+    (*_MODEL, "objective"),
+    "start, ConfigReloaded",
 )
 
 # -- queues ------------------------------------------------------------------------------------
@@ -266,31 +297,25 @@ WAITING = Metric(
     "Waiting requests: in the engine and, in the first replica's series, in the model's queue.",
     _REPLICA,
     "QueueChanged, StepDone",
-    also="vllm:num_requests_waiting",
 )
 WAITING_BY_REASON = Metric(
     "inferd_waiting_by_reason",
     "Waiting requests by reason; the reason is always capacity.",
     (*_REPLICA, "reason"),
     "QueueChanged, StepDone",
-    also="vllm:num_requests_waiting_by_reason",
 )
 
 # -- the engine's steps ------------------------------------------------------------------------
 
-RUNNING = _step("inferd_running", "Sequences being computed.", also="vllm:num_requests_running")
-KV_USAGE = _step(
-    "inferd_kv_usage_ratio", "Share of the KV blocks that sequences hold, 0 to 1.", also="vllm:kv_cache_usage_perc"
-)
+RUNNING = _step("inferd_running", "Sequences being computed.")
+KV_USAGE = _step("inferd_kv_usage_ratio", "Share of the KV blocks that sequences hold, 0 to 1.")
 KV_BLOCKS = Metric(
     "inferd_kv_blocks",
     "KV blocks, by state: held by sequences, kept for their prefix, free.",
     (*_REPLICA, "state"),
     "StepDone",
 )
-STEP_TOKENS = _step(
-    "inferd_step_tokens", "Tokens computed per engine step.", buckets=_STEP_TOKENS, also="vllm:iteration_tokens_total"
-)
+STEP_TOKENS = _step("inferd_step_tokens", "Tokens computed per engine step.", buckets=_STEP_TOKENS)
 STEP_SEQUENCES = _step(
     "inferd_step_sequences", "Sequences computed together per engine step: the batch size.", buckets=_STEP_SEQUENCES
 )
@@ -318,27 +343,25 @@ AUDIT_DIFFERENCES = _step(
     "inferd_audit_differences_total",
     "Audited rows that differed from their result in a batch; requests are computed one by one from then on.",
 )
-PREEMPTIONS = _step(
-    "inferd_preemptions_total", "Sequences that gave up their KV blocks to others.", also="vllm:num_preemptions_total"
+INVALID_ANSWERS = _step(
+    "inferd_invalid_answers_total",
+    "Constrained answers that failed the check of their schema and ended with an error: defects.",
 )
-PREFIX_QUERIES = _step(
-    "inferd_prefix_cache_queries_total", "Tokens looked up in the prefix cache.", also="vllm:prefix_cache_queries_total"
+UNMATCHED_CALLS = _step(
+    "inferd_unmatched_calls_total",
+    "Tool calls that were sent although their arguments do not match the tool's schema, which could not be enforced.",
 )
-PREFIX_HITS = _step(
-    "inferd_prefix_cache_hits_total", "Tokens found in the prefix cache.", also="vllm:prefix_cache_hits_total"
-)
+PREEMPTIONS = _step("inferd_preemptions_total", "Sequences that gave up their KV blocks to others.")
+PREFIX_QUERIES = _step("inferd_prefix_cache_queries_total", "Tokens looked up in the prefix cache.")
+PREFIX_HITS = _step("inferd_prefix_cache_hits_total", "Tokens found in the prefix cache.")
 DRAFTS = _step(
     "inferd_speculation_drafts_total",
     "Times that tokens were guessed for a sequence.",
-    also="vllm:spec_decode_num_drafts_total",
 )
-DRAFTED_TOKENS = _step(
-    "inferd_speculation_drafted_tokens_total", "Tokens guessed.", also="vllm:spec_decode_num_draft_tokens_total"
-)
+DRAFTED_TOKENS = _step("inferd_speculation_drafted_tokens_total", "Tokens guessed.")
 ACCEPTED_TOKENS = _step(
     "inferd_speculation_accepted_tokens_total",
     "Guessed tokens that were right; divided by those guessed it is the acceptance rate.",
-    also="vllm:spec_decode_num_accepted_tokens_total",
 )
 TOKENIZER_QUERIES = _step("inferd_tokenizer_cache_queries_total", "Texts looked up in the tokenizer's cache.")
 TOKENIZER_HITS = _step("inferd_tokenizer_cache_hits_total", "Texts found in the tokenizer's cache.")
@@ -371,22 +394,79 @@ CACHE_CONFIG = Metric(
     "1; the labels describe the KV cache.",
     (*_REPLICA, "block_size", "num_blocks"),
     "ReplicaChanged",
-    also="vllm:cache_config_info",
+)
+
+MEMORY_LIMIT = Metric(
+    "inferd_memory_limit_bytes", "Memory of the machine, or the limit of its container if that is less.", (), "system"
+)
+MEMORY_AVAILABLE = Metric(
+    "inferd_memory_available_bytes", "Memory of that limit that processes can still take; caches count.", (), "system"
 )
 
 # -- GPUs -------------------------------------------------------------------------------------
 
 GPU_DUTY = _gpu(
     "inferd_gpu_duty_cycle",
-    "Share of the driver's last sampling period in which a GPU computed, 0 to 1.",
-    also="nv_gpu_utilization",
+    "Share of the time since the last reading in which a GPU computed, 0 to 1.",
 )
-GPU_MEMORY_USED = _gpu(
-    "inferd_gpu_memory_used_bytes", "Memory of a GPU in use by all processes.", also="nv_gpu_memory_used_bytes"
-)
-GPU_MEMORY_TOTAL = _gpu("inferd_gpu_memory_total_bytes", "Memory of a GPU.", also="nv_gpu_memory_total_bytes")
+GPU_MEMORY_USED = _gpu("inferd_gpu_memory_used_bytes", "Memory of a GPU in use by all processes.")
+GPU_MEMORY_TOTAL = _gpu("inferd_gpu_memory_total_bytes", "Memory of a GPU.")
 GPU_TEMPERATURE = _gpu("inferd_gpu_temperature_celsius", "Temperature of a GPU's core.")
-GPU_POWER = _gpu("inferd_gpu_power_watts", "Power that a GPU draws.", also="nv_gpu_power_usage")
+GPU_POWER = _gpu("inferd_gpu_power_watts", "Power that a GPU draws.")
+
+# -- devices ----------------------------------------------------------------------------------
+
+DEVICE_INFO = Metric(
+    "inferd_device_info",
+    "1; the labels describe a device: kind gpu, cpu, memory or sensor.",
+    (*_DEVICE, "name", "uuid"),
+    "driver",
+)
+DEVICE_DUTY = _device(
+    "inferd_device_duty_cycle", "Share of the time since the last reading in which a device computed, 0 to 1."
+)
+DEVICE_MEMORY_USED = _device("inferd_device_memory_used_bytes", "Memory of a device in use by all processes.")
+DEVICE_MEMORY_TOTAL = _device("inferd_device_memory_total_bytes", "Memory of a device.")
+DEVICE_TEMPERATURE = _device("inferd_device_temperature_celsius", "Temperature of a device.")
+DEVICE_POWER = _device("inferd_device_power_watts", "Power that a device draws.")
+DEVICE_ENERGY = _device("inferd_device_energy_joules_total", "Energy that a device used since it was first read.")
+DEVICE_IDLE_ENERGY = _device(
+    "inferd_device_idle_energy_joules_total", "Part of that energy that belongs to no model: no step was computed."
+)
+DEVICE_THROTTLED_S = Metric(
+    "inferd_device_throttled_seconds_total",
+    "Time that a device ran at a reduced speed, by reason: power (its limit), thermal, hardware, quota (a "
+    "container's limit of processor time, summed over processors).",
+    (*_DEVICE, "reason"),
+    "driver",
+)
+DEVICE_ERRORS = Metric(
+    "inferd_device_errors_total",
+    "Errors in a device's memory since the server started: corrected, uncorrected.",
+    (*_DEVICE, "error"),
+    "driver",
+)
+DEVICE_FAILURES = Metric(
+    "inferd_device_read_failures_total",
+    "Readings of devices that failed or took too long, by source; their devices have no series meanwhile.",
+    ("source",),
+    "driver",
+)
+MODEL_DEVICE_S = Metric(
+    "inferd_model_device_seconds_total", "Time that devices computed for a model: its steps.", _MODEL, "StepDone"
+)
+MODEL_ENERGY = Metric(
+    "inferd_model_energy_joules_total",
+    "Energy of devices while they computed for a model, in proportion to the time of its steps.",
+    _MODEL,
+    "StepDone, driver",
+)
+MODEL_COST = Metric(
+    "inferd_model_cost_total",
+    "That energy and time at the prices of the configuration.",
+    (*_MODEL, "currency"),
+    "StepDone, driver",
+)
 
 MODEL_UNLOADS = Metric(
     "inferd_model_unloads_total", "Times that a model left memory, by reason.", (*_MODEL, "reason"), "ModelUnloaded"
@@ -436,19 +516,12 @@ HTTP_REQUESTS = Metric(
     ("route", "method", "status"),
     "HttpServed",
 )
-HTTP_REQUESTS_BY_CLASS = Metric(
-    "http_requests_total",
-    "HTTP requests answered, by class of status (2xx), in the words of the FastAPI instrumentator.",
-    ("handler", "method", "status"),
-    "HttpServed",
-)
 HTTP_S = Metric(
     "inferd_http_request_duration_seconds",
     "From an HTTP request's first byte to its answer's last.",
     ("route", "method"),
     "HttpServed",
     buckets=_HTTP_S,
-    also="http_request_duration_seconds",
 )
 HTTP_REQUEST_BYTES = Metric(
     "inferd_http_request_size_bytes",
@@ -456,7 +529,6 @@ HTTP_REQUEST_BYTES = Metric(
     ("route",),
     "HttpServed",
     is_summary=True,
-    also="http_request_size_bytes",
 )
 HTTP_RESPONSE_BYTES = Metric(
     "inferd_http_response_size_bytes",
@@ -464,7 +536,6 @@ HTTP_RESPONSE_BYTES = Metric(
     ("route",),
     "HttpServed",
     is_summary=True,
-    also="http_response_size_bytes",
 )
 TURNED_AWAY = Metric(
     "inferd_http_connections_refused_total",
@@ -477,10 +548,35 @@ TURNED_AWAY = Metric(
 
 BUILD = Metric("inferd_build_info", "1; the labels describe the server.", ("version", "python"), "start")
 LINES_DROPPED = Metric(
-    "inferd_log_lines_dropped_total", "Log lines dropped because the log's reader did not keep up.", (), "log writer"
+    "inferd_log_lines_dropped_total",
+    "Log lines dropped because the reader of the log or its disk was slow, full or gone.",
+    (),
+    "log writer",
+)
+PAYLOADS_DROPPED = Metric(
+    "inferd_payloads_dropped_total",
+    "Payloads that were to be recorded and were not: too many waited, or the disk was slow, full or gone.",
+    (),
+    "log writer",
 )
 OBSERVER_FAILURES = Metric(
     "inferd_observer_failures_total", "Events that could not be observed: defects in the observer.", (), "sink"
+)
+
+# -- traces ------------------------------------------------------------------------------------
+
+TRACES_EXPORTED = Metric(
+    "inferd_traces_exported_total", "Requests and loads whose spans the collector took.", (), "exporter"
+)
+TRACES_DROPPED = Metric(
+    "inferd_traces_dropped_total",
+    "Requests and loads whose spans were not sent, by reason: a full queue, a collector that refused them or did not "
+    "answer, the end of the server, a defect.",
+    ("reason",),
+    "exporter",
+)
+SPANS_REJECTED = Metric(
+    "inferd_trace_spans_rejected_total", "Spans that the collector rejected from what it took.", (), "exporter"
 )
 
 # -- configuration -----------------------------------------------------------------------------
@@ -508,5 +604,72 @@ STATE_AVAILABLE = Metric(
     "start, StateChanged",
 )
 STATE_OUTAGES = Metric("inferd_state_outages_total", "Times that the database stopped answering.", (), "StateChanged")
+
+# -- rollouts ----------------------------------------------------------------------------------
+
+ROLLOUT_WEIGHT = Metric(
+    "inferd_rollout_weight",
+    "Part of a model's units that a version serves, while the model has a rollout: 0 to 1.",
+    ("model", "version"),
+    "RolloutChanged",
+)
+ROLLOUT_STATE = Metric(
+    "inferd_rollout_state",
+    "1 for the state of a model's rollout, 0 for the others.",
+    ("model", "state"),
+    "RolloutChanged",
+)
+ROLLOUT_EVIDENCE = Metric(
+    "inferd_rollout_evidence",
+    "Evidence of a rollout's guard as a part of what decides, on a logarithmic scale: at 1 of 'against' the new "
+    "version is withdrawn, at 1 of 'in_favour' the guard is passed.",
+    ("model", "guard", "side"),
+    "RolloutChanged",
+)
+ROLLOUT_CHANGES = Metric(
+    "inferd_rollout_changes_total",
+    "Changes of a model's rollout that this server adopted, by the state that they led to.",
+    ("model", "state"),
+    "RolloutChanged",
+)
+
+# -- stored responses --------------------------------------------------------------------------
+
+STORED_BYTES = Metric(
+    "inferd_stored_bytes",
+    "Bytes of stored responses and conversations in the database, of all tenants.",
+    (),
+    "StoredCounted",
+)
+STORED_ENTRIES = Metric(
+    "inferd_stored_entries",
+    "Stored responses and conversations in the database, of all tenants, by kind.",
+    ("kind",),
+    "StoredCounted",
+)
+STORED_TENANTS = Metric("inferd_stored_tenants", "Tenants with a stored response or conversation.", (), "StoredCounted")
+STORED_MOST_USED = Metric(
+    "inferd_stored_most_used_ratio",
+    "Share of state.responses.max_bytes that the tenant with the most has stored; near 1 its oldest are deleted.",
+    (),
+    "StoredCounted",
+)
+STORED_DROPPED = Metric(
+    "inferd_stored_dropped_total",
+    "Stored responses and conversations that this server deleted because of a bound of their tenant: bytes or age.",
+    ("reason",),
+    "StoredDropped",
+)
+
+# -- the gateway's process ---------------------------------------------------------------------
+
+# The names and texts of every Prometheus client.
+_process = partial(Metric, labels=(), event="/proc")
+PROCESS_VIRTUAL = _process("process_virtual_memory_bytes", "Virtual memory size in bytes.")
+PROCESS_RESIDENT = _process("process_resident_memory_bytes", "Resident memory size in bytes.")
+PROCESS_START = _process("process_start_time_seconds", "Start time of the process since unix epoch in seconds.")
+PROCESS_CPU = _process("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.")
+PROCESS_FILES = _process("process_open_fds", "Number of open file descriptors.")
+PROCESS_MAX_FILES = _process("process_max_fds", "Maximum number of open file descriptors.")
 
 TABLE: tuple[Metric, ...] = tuple(row for row in list(globals().values()) if isinstance(row, Metric))

@@ -10,30 +10,44 @@ import sys
 
 from inferd.events import state_words
 from inferd.types import JSON
+from inferd.worker.log_lines import neutral
 
+_HEAD = ("ts", "level", "event")
 _PROBES = ("/health", "/livez", "/readyz", "/ping", "/metrics", "/admin/status")
 
 
 def is_plain(log_format: str) -> bool:
-    """Whether the log on stderr is text, as on a terminal, or JSON lines."""
+    """Whether messages on stderr are text, as on a terminal, or JSON lines."""
     return log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
 
 
 def plain(line: str) -> str | None:
-    """A JSON line as text; None for a successful probe or scrape."""
+    """A JSON line as text; None for a successful probe or scrape. Texts of clients and models stay harmless for a
+    terminal."""
     entry: JSON = json.loads(line)
     at = entry["ts"][11:19]
     match entry["event"]:
         case "http":
             return _http(at, entry)
         case "replica":
-            reason = f": {entry['reason']}" if entry["reason"] else ""
-            return f"{at} {entry['model']}/{entry['replica']} {state_words(entry['state'])}{reason}"
+            reason = f": {neutral(entry['reason'])}" if entry["reason"] else ""
+            return f"{at} {neutral(entry['model'])}/{entry['replica']} {state_words(entry['state'])}{reason}"
         case "log":
             places = "".join(
-                f"\n    {place}" for place in (*entry.get("trace", "").splitlines(), *entry.get("places", ()))
+                f"\n    {neutral(place)}" for place in (*entry.get("trace", "").splitlines(), *entry.get("places", ()))
             )
-            return f"{at} {entry['level']}: {entry['message']}{places}"
+            return f"{at} {entry['level']}: {neutral(entry['message'])}{places}"
+        case "rollout":
+            paused = ", paused" if entry["paused"] else ""
+            return (
+                f"{at} rollout of {neutral(entry['model'])} from version {entry['stable']} to {entry['new']}: "
+                f"{entry['state'].replace('_', ' ')}{paused}, {100 * entry['share']:g} %: {neutral(entry['reason'])}"
+            )
+        case "lines_dropped":
+            return f"{at} {entry['level']}: {entry['lines']} lines of the log were dropped here"
+        case "refused" | "breaker" | "retry" | "unload" | "audit" as event:
+            fields = {name: value for name, value in entry.items() if name not in _HEAD and value != ""}
+            return f"{at} {event}: " + ", ".join(f"{name} {neutral(str(value))}" for name, value in fields.items())
         case _:
             return f"{at} {line}"
 
@@ -41,10 +55,10 @@ def plain(line: str) -> str | None:
 def _http(at: str, entry: JSON) -> str | None:
     if entry["route"].startswith(_PROBES) and entry["status"] in (200, 503):
         return None
-    where = entry.get("path") or entry["route"]
-    said = f"{at} {entry['method']} {where} {entry['status']} in {entry['duration_s']:.3f} s"
+    where = neutral(entry.get("path") or entry["route"])
+    said = f"{at} {neutral(entry['method'])} {where} {entry['status']} in {entry['duration_s']:.3f} s"
     if entry["model"] is not None:
-        said += f"  {entry['model']}"
+        said += f"  {neutral(entry['model'])}"
     usage = entry.get("usage")
     if usage and (usage["prompt_tokens"] or usage["completion_tokens"]):  # a prediction has none
         cached = f" ({usage['cached_tokens']} cached)" if usage["cached_tokens"] else ""
@@ -52,8 +66,13 @@ def _http(at: str, entry: JSON) -> str | None:
     first = entry.get("timings", {}).get("first_token")
     if first is not None:
         said += f"  first after {first:.3f} s"
+    speed = entry.get("speed", {})
+    if "tokens_s" in speed:
+        said += f"  {speed['tokens_s']:.1f} tokens/s"
+    if "tpot_s" in speed:
+        said += f"  {speed['tpot_s'] * 1000:.1f} ms per token"
     if entry["error_code"] is not None:
-        said += f"  {entry['error_code']}"
+        said += f"  {neutral(entry['error_code'])}"
     if "error" in entry:
-        said += f": {entry['error']}"
+        said += f": {neutral(entry['error'])}"
     return said

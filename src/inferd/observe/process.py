@@ -1,4 +1,4 @@
-"""The process's own numbers in Prometheus' text format: memory, processor time, open files.
+"""The process's own numbers: memory, processor time, open files.
 
 The metrics are those of every Prometheus client (prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics),
 read from /proc (proc(5)). A system without /proc has none.
@@ -11,49 +11,48 @@ import resource
 from pathlib import Path
 from typing import Final
 
-from inferd.observe.series import number
+from inferd.observe import metrics as m
+from inferd.observe.metrics import Metric
 
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-def process_metrics(proc: Path = Path("/proc")) -> bytes:
+def process_age_s(proc: Path = Path("/proc")) -> float:
+    """Seconds since this process began, in steps of the system's clock tick. 0: the system does not say."""
+    try:
+        fields = (proc / "self" / "stat").read_bytes().rpartition(b")")[2].split()
+        up_s = float((proc / "uptime").read_bytes().split()[0])
+    except OSError:
+        return 0.0
+    return max(0.0, up_s - int(fields[19]) / _CLOCK_TICKS)
+
+
+def process_metrics(proc: Path = Path("/proc")) -> dict[Metric, float]:
     """``process_*`` as they are now. A file that cannot be read takes its metrics away, and no others."""
-    return "".join(_times_and_memory(proc) + _files(proc)).encode()
+    return _times_and_memory(proc) | _files(proc)
 
 
-def _times_and_memory(proc: Path) -> list[str]:
+def _times_and_memory(proc: Path) -> dict[Metric, float]:
     try:
         # The name of the program comes first, in brackets, and may itself contain brackets and blanks.
         fields = (proc / "self" / "stat").read_bytes().rpartition(b")")[2].split()
         booted = (proc / "stat").read_bytes().partition(b"\nbtime ")[2].split()
     except OSError:
-        return []
+        return {}
     user, system, started = (int(fields[at]) / _CLOCK_TICKS for at in (11, 12, 19))
-    return [
-        _metric("virtual_memory_bytes", "gauge", "Virtual memory size in bytes.", int(fields[20])),
-        _metric("resident_memory_bytes", "gauge", "Resident memory size in bytes.", int(fields[21]) * _PAGE_BYTES),
-        _metric(
-            "start_time_seconds",
-            "gauge",
-            "Start time of the process since unix epoch in seconds.",
-            started + int(booted[0]),
-        ),
-        _metric("cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.", user + system),
-    ]
+    return {
+        m.PROCESS_VIRTUAL: int(fields[20]),
+        m.PROCESS_RESIDENT: int(fields[21]) * _PAGE_BYTES,
+        m.PROCESS_START: started + int(booted[0]),
+        m.PROCESS_CPU: user + system,
+    }
 
 
-def _files(proc: Path) -> list[str]:
+def _files(proc: Path) -> dict[Metric, float]:
     try:
         num_open = len(os.listdir(proc / "self" / "fd"))
     except OSError:
-        return []
+        return {}
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return [
-        _metric("open_fds", "gauge", "Number of open file descriptors.", num_open),
-        _metric("max_fds", "gauge", "Maximum number of open file descriptors.", most),
-    ]
-
-
-def _metric(name: str, kind: str, text: str, value: float) -> str:
-    return f"# HELP process_{name} {text}\n# TYPE process_{name} {kind}\nprocess_{name} {number(value)}\n"
+    return {m.PROCESS_FILES: num_open, m.PROCESS_MAX_FILES: most}

@@ -6,18 +6,22 @@ counted and loses a number, and no request.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from math import nan
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf, nan
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from inferd import __version__, clock
+from inferd.config import AliasDialect, ObjectivesConfig
+from inferd.config.versions import base_of
 from inferd.errors import InferdError
 from inferd.events import (
+    AdminActed,
     BreakerChanged,
     CacheLooked,
     ClientTurnedAway,
@@ -31,21 +35,54 @@ from inferd.events import (
     RequestEnded,
     RequestRefused,
     Retried,
+    RolloutChanged,
+    RolloutRemoved,
     StateChanged,
     StepDone,
+    StoredCounted,
+    StoredDropped,
 )
+from inferd.machine.memory import available_bytes, limit_bytes
 from inferd.observe import metrics as m
-from inferd.observe.logs import LineWriter, LogHandler, LogStream, http_line, replica_line
+from inferd.observe.accept import wants_openmetrics
+from inferd.observe.aliases import Derived, Renamed, aliases_of
+from inferd.observe.decisions import DecisionLog
+from inferd.observe.derived import DerivedLines, derived_texts
+from inferd.observe.devices import Devices
+from inferd.observe.devices.series import DeviceSeries
+from inferd.observe.kept import KeptRow, kept_rows, restore
+from inferd.observe.live.feed import NEWS
+from inferd.observe.live.live import Live
+from inferd.observe.live.machine import MachineReader
+from inferd.observe.live.series import Reader
+from inferd.observe.logs import (
+    SEVERITY,
+    audit_line,
+    http_level,
+    http_line,
+    replica_level,
+    replica_line,
+    rollout_level,
+    rollout_line,
+)
+from inferd.observe.objectives import ObjectiveSeries
 from inferd.observe.plain import plain as plain_line
-from inferd.observe.process import process_metrics
+from inferd.observe.process import process_age_s, process_metrics
+from inferd.observe.python_logging import LogHandler
 from inferd.observe.requests import RequestSeries
-from inferd.observe.series import CONTENT_TYPE, Store
+from inferd.observe.series import OPENMETRICS_END, OPENMETRICS_TYPE, TEXT_TYPE, Name, Store
+from inferd.observe.startup import Startup
 from inferd.observe.statistics import ModelTally, Statistics
+from inferd.observe.why import Explainer
 from inferd.types import CLASSES, STEP_PARTS, StepStats
 from inferd.window import Window
+from inferd.worker.line_writer import FileTarget, LineWriter, LogStream, StreamTarget, Target
+from inferd.worker.log_lines import encoded
+from inferd.worker.timestamp import timestamp
 
 if TYPE_CHECKING:
-    from inferd.observe.gpus import Gpus
+    from inferd.observe.traces.settings import Settings
+    from inferd.observe.traces.tracer import Tracer
 
 _NO_REPLICA = "none"
 _OTHER = "other"
@@ -56,56 +93,129 @@ _MAX_ROUTES = 256
 to send raw paths, a client could otherwise fill the memory."""
 
 
+_SLICE_S = 0.003
+"""Time that a page takes of the event loop at once. Requests and streams go on between two slices."""
+
+
+class MetricsPage(NamedTuple):
+    """The body of ``GET /metrics``, and its media type."""
+
+    body: bytes
+    media: str
+
+
 class Observer:
     """Owns every number and the log. Used from one thread, the gateway's loop.
 
     ``models``: the configured models, or a mapping from them to their numbers of replicas. Labels are
-    a closed set: a model that is not among them is counted as ``other``.
+    a closed set: a model that is not among them is counted as ``other``. ``aliases``: the servers whose names are shown
+    too. ``versions``: the version of a model in KServe v2, where it is not 1. ``tracing``: where traces go.
     """
-
-    content_type: str = CONTENT_TYPE
 
     def __init__(
         self,
         *,
         models: Sequence[str] | Mapping[str, int] = (),
+        objectives: Mapping[str, ObjectivesConfig] = {},
+        devices: Devices | None = None,
+        aliases: Sequence[AliasDialect] = (),
+        versions: Mapping[str, str] = {},
         access_log: bool = True,
-        stream: LogStream | None = None,
+        stream: LogStream | FileTarget | None = None,
         plain: bool = False,
+        level: str = "info",
+        log_speed: bool = False,
+        tracing: Settings | None = None,
         now: Callable[[], float] = clock.now,
         wall: Callable[[], float] = clock.wall,
+        explainer: Explainer | None = None,
     ) -> None:
+        self.explainer = explainer if explainer is not None else Explainer()
+        self._recorder = self.explainer.recorder
         self._models = dict(models) if isinstance(models, Mapping) else dict.fromkeys(models, 1)
         self._access_log = access_log
+        self._log_speed = log_speed
+        self._severity = SEVERITY[level]
         self._now = now
         self._wall = wall
         self._kinds = frozenset(_kinds(InferdError))
         self._store = Store(m.TABLE)
+        self._derived: list[DerivedLines] = []
+        self._versions: Mapping[str, str] = {}
+        self._show(aliases, versions)
         self._statistics = Statistics()
+        self._objectives = ObjectiveSeries(self._store)
+        self._energy = None if devices is None else devices.energy
+        self._devices = None if devices is None else DeviceSeries(self._store, devices)
         self._requests = RequestSeries(
-            self._store, self._kinds, self._model, self._defect, self._statistics, self._wall
+            self._store,
+            self._kinds,
+            self._model,
+            self._defect,
+            self._statistics,
+            self._wall,
+            self._objectives,
+            self._energy,
         )
         self._routes: set[str] = set()
         self._states: dict[tuple[str, str], str] = {}
+        self._restarts: dict[tuple[str, str], int] = {}  # of each replica, as last told
         self._stats: dict[tuple[str, str], StepStats] = {}  # of each replica's present life
         self._queued: dict[str, int] = {}
         self._dropped = self._store.value(m.LINES_DROPPED)
+        self.payload_dropped: Callable[[], None] = self._store.value(m.PAYLOADS_DROPPED).add
         self._failures = self._store.value(m.OBSERVER_FAILURES)
         self._store.value(m.BUILD, __version__, platform.python_version()).set(1)
         for model, replicas in self._models.items():
             self._open_model(model, replicas)
+        self._objectives.configure(objectives)
         for result in m.RELOADS:
             self._store.value(m.CONFIG_RELOADS, result)
         self._store.value(m.CONFIG_OK).set(1)
         self._store.value(m.STATE_AVAILABLE).set(1)
         self._store.value(m.STATE_OUTAGES)
-        self._gpus: Gpus | None = None
-        self._has_looked_for_gpus = False
         self._store.value(m.TURNED_AWAY)
+        for metric in (m.STORED_BYTES, m.STORED_TENANTS, m.STORED_MOST_USED):
+            self._store.value(metric)
+        for word in m.STORED_KINDS:
+            self._store.value(m.STORED_ENTRIES, word)
+        for word in m.STORED_BOUNDS:
+            self._store.value(m.STORED_DROPPED, word)
+        reader = Reader(self._store, self._requests.window, self._requests.enter)
+        machine = MachineReader() if devices is None else MachineReader(devices.current)
+        self.live = Live(self._store, reader, machine, self._models, now=now, wall=wall)
+        """The recent numbers and events, which ``keep_live`` keeps current."""
+        for reason in m.TRACE_LOSSES:
+            self._store.value(m.TRACES_DROPPED, reason)
+        self._store.value(m.TRACES_EXPORTED)
+        self._store.value(m.SPANS_REJECTED)
+        self._tracer = tracer = None if tracing is None else self._open_tracer(tracing, devices)
+        self.startup = Startup(
+            self._now() - process_age_s(),
+            now=now,
+            wall=wall,
+            on_load=None if tracer is None else tracer.loaded,
+            on_start=None if tracer is None else tracer.started,
+        )
         form = plain_line if plain else None
-        self._log = LineWriter(sys.stderr if stream is None else stream, self._dropped.add, form=form)
+        self._log = LineWriter(_target(sys.stderr if stream is None else stream), self._dropped.add, form=form)
+        self._decisions = DecisionLog(self._write, now, wall)
         # For logging.getLogger(...).addHandler: Python's logging goes into the same log.
         self.log_handler: logging.Handler = LogHandler(self._log.write)
+        self.log_handler.setLevel(level.upper())
+
+    def _open_tracer(self, settings: Settings, devices: Devices | None) -> Tracer:
+        from inferd.observe.traces.exporter import Counts  # most servers have no collector
+        from inferd.observe.traces.tracer import Tracer
+
+        exported, rejected = self._store.value(m.TRACES_EXPORTED), self._store.value(m.SPANS_REJECTED)
+        dropped = {reason: self._store.value(m.TRACES_DROPPED, reason) for reason in m.TRACE_LOSSES}
+        counts = Counts(exported.add, lambda reason, count: dropped[reason].add(count), rejected.add)
+        if devices is None:
+            return Tracer(settings, counts)
+        from inferd.observe.devices.span_attributes import device_attributes
+
+        return Tracer(settings, counts, lambda model: device_attributes(devices.of_model(model)))
 
     # -- the border -------------------------------------------------------------------------
 
@@ -119,12 +229,23 @@ class Observer:
                 self._requests.ended(event, self._now())  # type: ignore[arg-type]
             else:
                 self._handle(event)
+                if kind in NEWS:
+                    self.live.handle(event)
         except Exception as error:  # the sink: a defect here must not reach the room that emits the event
             self._defect(event, error)
 
-    def configure(self, models: Mapping[str, int], *, access_log: bool) -> None:
+    def configure(
+        self,
+        models: Mapping[str, int],
+        *,
+        access_log: bool,
+        log_speed: bool = False,
+        objectives: Mapping[str, ObjectivesConfig] = {},
+        aliases: Sequence[AliasDialect] = (),
+        versions: Mapping[str, str] = {},
+    ) -> None:
         """Use another set of models. Counters of a removed model stay; its gauges are removed."""
-        self._access_log = access_log
+        self._access_log, self._log_speed = access_log, log_speed
         for model in self._models.keys() - models.keys():
             for metric in m.TABLE:
                 if metric.kind == "gauge" and metric.labels[:1] == ("model",):
@@ -133,29 +254,97 @@ class Observer:
             if model not in self._models:
                 self._open_model(model, replicas)
         self._models = dict(models)
+        self._requests.enter()  # by the objectives that held when they ended
+        self._objectives.configure(objectives)
         self._statistics.keep(tuple(models))
+        self.live.configure(models)
+        self._show(aliases, versions)
 
     def render_metrics(self) -> bytes:
-        """The body of ``GET /metrics``."""
+        """The page in the text format, at once."""
+        self._refresh()
+        return b"".join([piece for part in self._parts(is_open=False) for piece in part])
+
+    async def page(self, accept: str = "") -> MetricsPage:
+        """The body of ``GET /metrics`` in the format that the header ``Accept`` prefers, made in slices: between two of
+        them other tasks of the event loop run. Names that stand in different slices may differ by what happened between
+        them."""
+        is_open = wants_openmetrics(accept)
+        pieces: list[bytes] = []
+        since = clock.now()
+        self._refresh()
+        for part in self._parts(is_open):
+            pieces += part
+            if clock.now() - since >= _SLICE_S:
+                await asyncio.sleep(0)
+                since = clock.now()
+        return MetricsPage(b"".join(pieces), OPENMETRICS_TYPE if is_open else TEXT_TYPE)
+
+    async def kept(self) -> list[KeptRow]:
+        """The counters that the next server continues from, copied in slices."""
         self._requests.enter()
-        self._read_gpus()
-        return self._store.render().encode() + process_metrics()
+        rows, since = [], clock.now()
+        for row in kept_rows(self._store):
+            rows.append(row)
+            if clock.now() - since >= _SLICE_S:
+                await asyncio.sleep(0)
+                since = clock.now()
+        return rows
 
-    def _read_gpus(self) -> None:
-        if not self._has_looked_for_gpus:  # with the first page, as it may take longer than the start
-            from inferd.observe.gpus import find_gpus
+    def restore(self, rows: Sequence[KeptRow]) -> int:
+        """Continue from the counters of the server before this one; the number of series that have no place."""
+        return restore(self._store, rows, self._is_known)
 
-            self._gpus, self._has_looked_for_gpus = find_gpus(), True
-        for gpu in self._gpus.read() if self._gpus is not None else ():
-            for metric, value in (
-                (m.GPU_DUTY, gpu.duty),
-                (m.GPU_MEMORY_USED, gpu.memory_used_bytes),
-                (m.GPU_MEMORY_TOTAL, gpu.memory_total_bytes),
-                (m.GPU_TEMPERATURE, gpu.temperature_c),
-                (m.GPU_POWER, gpu.power_w),
-            ):
-                if value is not None:
-                    self._store.value(metric, str(gpu.index), gpu.uuid).set(float(value))
+    def _is_known(self, metric: m.Metric, labels: tuple[str, ...]) -> bool:
+        """Whether a series is of the closed set of labels that this configuration has."""
+        named = dict(zip(metric.labels, labels, strict=True))
+        model = named.get("model", "")
+        if model and model != _OTHER and model not in self._models:
+            return False
+        replica = named.get("replica", _NO_REPLICA)
+        if replica != _NO_REPLICA and replica not in map(str, range(self._models.get(model, 0))):
+            return False
+        route = named.get("route", _OTHER)
+        return route == _OTHER or self._route(route) == route
+
+    def _refresh(self) -> None:
+        """Read what is known only when it is asked for."""
+        self._requests.enter()
+        if self._devices is not None:
+            self._devices.show()
+        self._store.value(m.MEMORY_LIMIT).set(limit_bytes())
+        self._store.value(m.MEMORY_AVAILABLE).set(available_bytes())
+        for metric, value in process_metrics().items():
+            self._store.value(metric).set(value)
+
+    def _parts(self, is_open: bool) -> Iterator[list[bytes]]:
+        yield from self._store.parts(is_open)
+        for text in derived_texts(self._derived, is_open):
+            yield [text]
+        if is_open:
+            yield [OPENMETRICS_END]
+
+    def _show(self, dialects: Sequence[AliasDialect], versions: Mapping[str, str]) -> None:
+        """Show the names of these servers too."""
+        chosen = list(aliases_of(dialects))
+        self._versions = dict(versions)
+        self._derived = [
+            DerivedLines(self._store, alias, self._version_of) for alias in chosen if isinstance(alias, Derived)
+        ]
+        renamed = [alias for alias in chosen if isinstance(alias, Renamed)]
+        self._store.show([(alias.of, Name(alias.name, alias.labels, alias.scale)) for alias in renamed])
+
+    def _version_of(self, model: str) -> tuple[str, str]:
+        return base_of(model), self._versions.get(model, "1")
+
+    async def keep_live(self) -> None:
+        """Enter the numbers of every second into ``live``, until this is cancelled. A defect loses a second."""
+        while True:
+            await asyncio.sleep(self.live.until_tick_s())
+            try:
+                self.live.tick()
+            except Exception as error:  # the sink, as in ``emit``
+                self._report_defect("a tick of the live numbers", error)
 
     def tally_of(self, model: str) -> ModelTally:
         """What a model has done since the server started."""
@@ -164,7 +353,14 @@ class Observer:
 
     def close(self) -> None:
         """Write the log lines that wait, for a moment, and stop. Idempotent."""
+        self.close_traces()
+        self._decisions.close()
         self._log.close()
+
+    def close_traces(self) -> None:
+        """Send the spans that wait, for a moment, and stop. Idempotent."""
+        if self._tracer is not None:
+            self._tracer.close()
 
     # -- events -----------------------------------------------------------------------------
 
@@ -175,28 +371,49 @@ class Observer:
             route if route in self._routes else self._route(route),
             event.method if event.method in _METHODS else _OTHER,
         )
-        if self._access_log:
-            self._log.write(http_line(event, self._wall()))
+        self._recorder.served(event)
+        if self._tracer is not None and event.trace:
+            self._tracer.served(event)
+        if self._access_log and self._severity <= SEVERITY[http_level(event.status)]:
+            self._log.write(http_line(event, self._wall(), with_speed=self._log_speed))
+        if self._decisions.due != inf:
+            self._flush_decisions()
+
+    def _flush_decisions(self) -> None:
+        now = self._now()
+        if now >= self._decisions.due:
+            self._decisions.flush(now)
+
+    def _write(self, level: str, line: str) -> None:
+        """Write a line, unless ``server.log_level`` leaves its level out."""
+        if self._severity <= SEVERITY[level]:
+            self._log.write(line)
 
     def _handle(self, event: Event) -> None:
         match event:
             case QueueChanged():
                 self._queue_changed(event)
+                self._recorder.sample()
             case StepDone():
                 self._step_done(event)
                 self._statistics.stepped(event)
             case RequestRefused():
                 self._store.value(m.REFUSED, self._model(event.model), event.reason).add()
+                self._objectives.refused(event)
+                self._decisions.write(event)
             case ReplicaChanged():
+                self.startup.changed(event)
                 self._replica_changed(event)
             case BreakerChanged():
                 labels = (self._model(event.model), _replica(event.replica))
                 for state in m.BREAKER_STATES:
                     self._store.value(m.BREAKER_STATE, *labels, state).set(state == event.state)
                 self._store.value(m.BREAKER_CHANGES, *labels, event.state).add()
+                self._decisions.write(event)
             case Retried():
                 result = m.RETRY_RESULTS[0 if event.granted else 1]
                 self._store.value(m.RETRIES, self._model(event.model), event.kind, result).add()
+                self._decisions.write(event)
             case CacheLooked():
                 self._statistics.looked(event)
                 model = self._model(event.model) if event.model else ""
@@ -205,20 +422,53 @@ class Observer:
                     self._store.value(m.CACHE_BYTES, model, event.result).add(event.bytes)
             case ModelUnloaded():
                 self._store.value(m.MODEL_UNLOADS, self._model(event.model), event.reason).add()
+                self._decisions.write(event)
             case ConfigReloaded():
                 self._store.value(m.CONFIG_RELOADS, m.RELOADS[0 if event.accepted else 1]).add()
                 self._store.value(m.CONFIG_OK).set(int(event.is_whole))
             case StateChanged():
                 self._store.value(m.STATE_AVAILABLE).set(int(event.available))
                 self._store.value(m.STATE_OUTAGES).add(int(not event.available))
+            case StoredCounted():
+                self._store.value(m.STORED_BYTES).set(event.num_bytes)
+                self._store.value(m.STORED_TENANTS).set(event.num_tenants)
+                self._store.value(m.STORED_MOST_USED).set(event.most_used)
+                for word, count in zip(m.STORED_KINDS, (event.num_responses, event.num_conversations), strict=True):
+                    self._store.value(m.STORED_ENTRIES, word).set(count)
+            case StoredDropped():
+                self._store.value(m.STORED_DROPPED, event.reason).add(event.count)
+            case AdminActed():
+                self._write("info", audit_line(event, self._wall()))
+            case RolloutChanged():
+                self._rollout_changed(event)
+            case RolloutRemoved():
+                for metric in (m.ROLLOUT_WEIGHT, m.ROLLOUT_STATE, m.ROLLOUT_EVIDENCE):
+                    self._store.clear(metric, self._model(event.model))
             case ClientTurnedAway():
                 self._store.value(m.TURNED_AWAY).add()
             case LoadProgress():
-                pass  # shown during the start; the seconds of the phases come with ReplicaChanged
+                self.startup.progressed(event)
+
+    def _rollout_changed(self, event: RolloutChanged) -> None:
+        model, value = self._model(event.model), self._store.value
+        for metric in (m.ROLLOUT_WEIGHT, m.ROLLOUT_EVIDENCE):
+            self._store.clear(metric, model)
+        value(m.ROLLOUT_WEIGHT, model, event.stable).set(1.0 - event.share)
+        value(m.ROLLOUT_WEIGHT, model, event.new).set(event.share)
+        for state in m.ROLLOUT_STATES:
+            value(m.ROLLOUT_STATE, model, state).set(state == event.state)
+        for guard in event.guards:
+            value(m.ROLLOUT_EVIDENCE, model, guard.guard, "against").set(guard.against)
+            value(m.ROLLOUT_EVIDENCE, model, guard.guard, "in_favour").set(guard.in_favour)
+        if event.is_news:
+            value(m.ROLLOUT_CHANGES, model, event.state).add()
+            self._write(rollout_level(event.state), rollout_line(event, self._wall()))
 
     def _queue_changed(self, event: QueueChanged) -> None:
         model = self._model(event.model)
         self._queued[model] = event.waiting
+        if self._energy is not None:
+            self._energy.set_in_flight(model, event.in_flight)
         self._store.value(m.QUEUE_WAITING, model).set(event.waiting)
         self._store.value(m.IN_FLIGHT, model).set(event.in_flight)
         for word, waiting in zip(CLASSES, event.waiting_by_class, strict=True):
@@ -229,6 +479,8 @@ class Observer:
 
     def _step_done(self, event: StepDone) -> None:
         labels = (self._model(event.model), _replica(event.replica))
+        if self._energy is not None:
+            self._energy.stepped(labels[0], event.stats.step_s, event.stats.step_tokens)
         if event.stats.audited_rows:
             self._store.value(m.AUDITED_ROWS, *labels).add(event.stats.audited_rows)
             self._store.value(m.AUDIT_DIFFERENCES, *labels).add(bool(event.stats.not_batched))
@@ -245,6 +497,10 @@ class Observer:
             for part, seconds in zip(STEP_PARTS, msgspec.structs.astuple(stats.parts), strict=True):
                 if seconds:
                     value(m.STEP_PART_S, *labels, part).add(seconds)
+        if stats.num_invalid:
+            value(m.INVALID_ANSWERS, *labels).add(stats.num_invalid)
+        if stats.num_unmatched:
+            value(m.UNMATCHED_CALLS, *labels).add(stats.num_unmatched)
         value(m.PREEMPTIONS, *labels).add(stats.num_preempted)
         value(m.PREFIX_QUERIES, *labels).add(stats.prefix_query_tokens)
         value(m.PREFIX_HITS, *labels).add(stats.prefix_hit_tokens)
@@ -277,8 +533,8 @@ class Observer:
         value, before = self._store.value, self._states.get(labels)
         for state in m.STATES:
             value(m.REPLICA_STATE, *labels, state).set(state == event.state)
-        restarts = value(m.REPLICA_RESTARTS, *labels)
-        restarts.set(max(restarts.value, event.restarts))
+        value(m.REPLICA_RESTARTS, *labels).add(_gained(self._restarts.get(labels, 0), event.restarts))
+        self._restarts[labels] = event.restarts
         if event.rss_bytes or event.state != "ready":
             value(m.REPLICA_RSS, *labels).set(event.rss_bytes)
         if event.state == "ready":
@@ -290,7 +546,7 @@ class Observer:
         self._states[labels] = event.state
         if event.state in m.FAULTS:
             value(m.REPLICA_FAULTS, *labels, event.state).add()
-        self._log.write(replica_line(event, self._wall()))
+        self._write(replica_level(event.state), replica_line(event, self._wall()))
 
     def _describe(self, event: ReplicaChanged, labels: tuple[str, str]) -> None:
         if event.load_s:
@@ -324,12 +580,8 @@ class Observer:
         self._store.value(m.WAITING_BY_REASON, model, replica, "capacity").set(waiting)
 
     def _open_stage(self, model: str, stage: str) -> None:
-        window = self._requests.window(model, stage)
-        self._store.distribution(m.LATENCY_S, model, stage).quantiles = lambda: self._quantiles(window)
-
-    def _quantiles(self, window: Window) -> list[tuple[float, float]]:
-        values = window.quantiles(m.QUANTILES, self._now())
-        return [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=True)]
+        recent = _RecentQuantiles(self._requests.window(model, stage), self._now)
+        self._store.distribution(m.LATENCY_S, model, stage).quantiles = recent.read
 
     def _model(self, model: str) -> str:
         return model if model in self._models else _OTHER
@@ -392,17 +644,44 @@ class Observer:
         value(m.BREAKER_STATE, *labels, m.BREAKER_STATES[0]).set(1)
 
     def _defect(self, event: Event, error: Exception) -> None:
-        """Count the defect and name the defect without the event's contents. ``write`` cannot raise: the line is
-        plain."""
+        """Count the defect and name the defect without the event's contents."""
+        self._report_defect(type(event).__name__, error)
+
+    def _report_defect(self, of: str, error: Exception) -> None:
+        """``write`` cannot raise: the line is plain."""
         self._failures.add()
+        names = {"of": of, "error": type(error).__name__}
         self._log.write(
-            f'{{"level":"error","event":"observer_failure","of":"{type(event).__name__}","error":"{type(error).__name__}"}}'
+            encoded({"ts": timestamp(self._wall()), "level": "error", "event": "observer_failure", **names})
         )
+
+
+class _RecentQuantiles:
+    """The quantiles of a window, which are computed again when its values have changed."""
+
+    def __init__(self, window: Window, now: Callable[[], float]) -> None:
+        self._window = window
+        self._now = now
+        self._state = (-1, -1)
+        self._found: list[tuple[float, float]] = []
+
+    def read(self) -> list[tuple[float, float]]:
+        now = self._now()
+        state = self._window.state(now)
+        if state != self._state:
+            values = self._window.quantiles(m.QUANTILES, now)
+            self._found = [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=True)]
+            self._state = state
+        return self._found
 
 
 def _gained(before: float, after: float) -> float:
     """How much a cumulative number grew; one that went down began again at zero."""
     return after - before if after >= before else after
+
+
+def _target(stream: LogStream | FileTarget) -> Target:
+    return stream if isinstance(stream, FileTarget) else StreamTarget(stream)
 
 
 def _replica(replica: int | None) -> str:

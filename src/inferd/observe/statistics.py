@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import msgspec
 
 from inferd.events import CacheLooked, RequestEnded, StepDone
-from inferd.types import Timings
 
 
 class Span(msgspec.Struct):
@@ -69,32 +68,33 @@ class Statistics:
         for name in self._models.keys() - set(models):
             del self._models[name]
 
-    def ended(self, events: Sequence[RequestEnded], wall: float) -> None:
+    def ended(self, model: str, events: Sequence[RequestEnded], wall: float) -> None:
         """Requests of one model that ended by now, seconds since the epoch."""
         if not events:
             return
-        tally = self.of(events[0].model)
+        tally = self.of(model)
         failed = [event.timings.finished or 0.0 for event in events if event.outcome != "done"]
         if failed:
             tally.fail.add(sum(failed), len(failed))
         done = [event for event in events if event.outcome == "done"]
         tally.success.add(sum([event.timings.finished or 0.0 for event in done]), len(done))
-        written = [event for event in done if event.usage.completion_tokens]
-        if written:
-            # Text: every token of it was computed, and an engine's batches have no rows.
-            tally.inference_count += len(written)
-            self._enter(tally, [msgspec.structs.replace(e.timings, first_token=e.timings.finished) for e in written])
-            done = [event for event in done if not event.usage.completion_tokens]
-        self._enter(tally, [event.timings for event in done])
+        staged: list[tuple[float, float | None, float, float, float]] = []
+        num_texts = 0
+        for event in done:
+            came, read, began, computed, over = msgspec.structs.astuple(event.timings)[:5]
+            if event.usage.completion_tokens:
+                # Text: every token of it was computed, and an engine's batches have no rows.
+                num_texts += 1
+                computed = over
+            if began is not None and computed is not None and over is not None:
+                staged.append((came or 0.0, read, began, computed, over))
+        tally.inference_count += num_texts
+        self._enter(tally, staged)
         tally.last_inference_ms = round(wall * 1000)
 
     @staticmethod
-    def _enter(tally: ModelTally, timings: list[Timings]) -> None:
-        staged = [
-            (at.dispatched or 0.0, at.tokenized, at.scheduled, at.first_token, at.finished)
-            for at in timings
-            if at.scheduled is not None and at.first_token is not None and at.finished is not None
-        ]
+    def _enter(tally: ModelTally, staged: list[tuple[float, float | None, float, float, float]]) -> None:
+        """``staged``: when each request was dispatched, read, begun, computed and over."""
         count = len(staged)
         if not count:
             return
