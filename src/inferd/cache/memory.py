@@ -107,14 +107,12 @@ class MemoryCache:
 
     def _expire(self, now: float) -> None:
         """Remove expired entries, also those that are never requested again."""
-        for ttl_s, keys in list(self._by_ttl.items()):  # as many as there are different settings of models
+        for keys in self._by_ttl.values():  # as many as there are different settings of models
             while keys:
                 key, expires_at = next(iter(keys.items()))
                 if expires_at > now:
                     break
                 self._remove(key)
-            if not keys:
-                self._by_ttl.pop(ttl_s, None)
 
     def _remove(self, key: bytes) -> None:
         tenant = key[:TENANT_BYTES]

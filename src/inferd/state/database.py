@@ -60,6 +60,11 @@ class Database(Protocol):
     def check(self) -> None:
         """Raise StateUnavailable when this connection does not reach the database that a new connection would."""
 
+    def erase(self) -> bool:
+        """Overwrite what was deleted where only this database's journal still has it. False: another connection reads
+        it now, so call this again. Raises StateUnavailable."""
+        ...
+
     def is_local(self) -> bool:
         """Whether every user of this database runs on this machine."""
         ...

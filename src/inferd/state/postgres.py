@@ -106,6 +106,10 @@ class PostgresDatabase:
         if self._connection.closed or self._connection.broken:
             raise StateUnavailable("The connection to the database is lost; the server connects again.")
 
+    def erase(self) -> bool:
+        """Nothing to do: PostgreSQL removes deleted rows by its own vacuum."""
+        return True
+
     def is_local(self) -> bool:
         return False
 

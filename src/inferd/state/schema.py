@@ -41,6 +41,50 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # Empty: the operator created it.
         "ALTER TABLE keys ADD COLUMN maker TEXT NOT NULL DEFAULT ''",
     ),
+    (
+        # Of devices: the seconds of steps, and the joules where a device tells its energy.
+        "ALTER TABLE usage ADD COLUMN device_s FLOAT8 NOT NULL DEFAULT 0",
+        "ALTER TABLE usage ADD COLUMN energy_j FLOAT8",
+    ),
+    (
+        # Of the Responses API. The key begins with the tenant, so another tenant's id is as an unknown one.
+        # gateway: the server that computes it in the background, empty at its end. num_bytes: of the whole row;
+        # item_bytes: of input_items and output. body: without its output. The large columns are the last.
+        "CREATE TABLE responses (tenant TEXT NOT NULL, id TEXT NOT NULL, created_at FLOAT8 NOT NULL, "
+        "status TEXT NOT NULL, previous TEXT NOT NULL, conversation TEXT NOT NULL, background BIGINT NOT NULL, "
+        "gateway TEXT NOT NULL, attempts BIGINT NOT NULL, key_id TEXT NOT NULL, num_bytes BIGINT NOT NULL, "
+        "item_bytes BIGINT NOT NULL, input_items BYTEA NOT NULL, output BYTEA NOT NULL, body BYTEA NOT NULL, "
+        "events BYTEA NOT NULL, request BYTEA NOT NULL, PRIMARY KEY (tenant, id))",
+        "CREATE INDEX responses_age ON responses (tenant, created_at)",
+        "CREATE INDEX responses_running ON responses (gateway) WHERE gateway <> ''",
+        "CREATE TABLE conversations (tenant TEXT NOT NULL, id TEXT NOT NULL, created_at FLOAT8 NOT NULL, "
+        "used_at FLOAT8 NOT NULL, next_position BIGINT NOT NULL, num_bytes BIGINT NOT NULL, metadata BYTEA NOT NULL, "
+        "PRIMARY KEY (tenant, id))",
+        "CREATE INDEX conversations_age ON conversations (tenant, used_at)",
+        "CREATE TABLE conversation_items (tenant TEXT NOT NULL, conversation TEXT NOT NULL, position BIGINT NOT NULL, "
+        "id TEXT NOT NULL, num_bytes BIGINT NOT NULL, item BYTEA NOT NULL, "
+        "PRIMARY KEY (tenant, conversation, position))",
+        "CREATE UNIQUE INDEX conversation_items_id ON conversation_items (tenant, conversation, id)",
+        # The sums over a tenant's responses and conversations.
+        "CREATE TABLE stored_totals (tenant TEXT PRIMARY KEY, num_bytes BIGINT NOT NULL, "
+        "num_responses BIGINT NOT NULL, num_conversations BIGINT NOT NULL)",
+    ),
+    (
+        # Of rollouts: their progress, and every change of it. name: model:stable:new.
+        "INSERT INTO counters (name, value) VALUES ('rollouts', 0)",
+        "CREATE TABLE rollouts (name TEXT PRIMARY KEY, progress BYTEA NOT NULL)",
+        "CREATE TABLE rollout_changes (name TEXT NOT NULL, number BIGINT NOT NULL, at FLOAT8 NOT NULL, "
+        "actor TEXT NOT NULL, progress BYTEA NOT NULL, readings BYTEA NOT NULL, PRIMARY KEY (name, number))",
+        # Of each gateway: units with a bad event of a guard, and all units (guard ''), by the new version's share.
+        "CREATE TABLE rollout_counts (name TEXT NOT NULL, run BIGINT NOT NULL, guard TEXT NOT NULL, "
+        "share FLOAT8 NOT NULL, gateway TEXT NOT NULL, of_stable BIGINT NOT NULL, of_new BIGINT NOT NULL, "
+        "PRIMARY KEY (name, run, guard, share, gateway))",
+        # Digests of the units that were bad, and the batch of the gateway that has counted each: none counts one twice.
+        "CREATE TABLE rollout_units (name TEXT NOT NULL, run BIGINT NOT NULL, guard TEXT NOT NULL, "
+        "unit BYTEA NOT NULL, gateway TEXT NOT NULL, batch BIGINT NOT NULL, PRIMARY KEY (name, run, guard, unit))",
+        "CREATE TABLE rollout_gateways (name TEXT NOT NULL, gateway TEXT NOT NULL, run BIGINT NOT NULL, "
+        "is_ready BIGINT NOT NULL, deaths BIGINT NOT NULL, PRIMARY KEY (name, gateway))",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

@@ -19,6 +19,7 @@ from inferd.errors import ConfigError, InferdError, StateUnavailable
 from inferd.state.database import LOCK_WAIT_S, Instant, Row, Value, migrate, refuse_newer, schema_version
 from inferd.state.schema import VERSION
 
+LOCK_POLL_S: Final = 0.01
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -56,7 +57,7 @@ class SqliteDatabase:
         with self.reading() as transaction:
             version = schema_version(transaction, self._has_schema())
         refuse_newer(version, self.where)
-        self._connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        self._use_wal()
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute("PRAGMA secure_delete = ON").fetchall()  # deleted content is overwritten
         with self.transaction() as transaction:  # also shows that the file is writable
@@ -64,6 +65,19 @@ class SqliteDatabase:
             refuse_newer(version, self.where)
             if version < VERSION:
                 migrate(transaction, version)
+
+    def _use_wal(self) -> None:
+        """Switch to WAL. SQLite does not wait for the lock of a process that does the same (SQLITE_BUSY at once)."""
+        until = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(LOCK_POLL_S)
+            else:
+                return
 
     def _has_schema(self) -> bool:
         found = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'inferd_schema'").fetchall()
@@ -106,6 +120,17 @@ class SqliteDatabase:
             is_same = False
         if not is_same:
             raise StateUnavailable("The database's file was removed or replaced; the server opens it again.")
+
+    def erase(self) -> bool:
+        """Move the log into the file, where deleted content is overwritten, and cut the log off."""
+        self._run("PRAGMA busy_timeout = 0")  # a reader in another process is not waited for
+        try:
+            ((is_busy, _, _),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            raise _unavailable(error) from error
+        finally:
+            self._run(f"PRAGMA busy_timeout = {LOCK_WAIT_S * 1000:.0f}")
+        return not is_busy
 
     def is_local(self) -> bool:
         return True

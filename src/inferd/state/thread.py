@@ -59,6 +59,11 @@ class StateThread:
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="inferd-state", daemon=True)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the database answered the last time it was used."""
+        return self._database is not None
+
     # -- from any thread ---------------------------------------------------------------------------
 
     def run_every(self, seconds: float, task: Job[None]) -> None:

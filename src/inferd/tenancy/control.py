@@ -62,13 +62,13 @@ class Control:
         self._ring = KeyRing(config.tenants)
         self._limiter = Limiter()
         self._journal = UsageJournal(self._folder, config.state.url)
-        self._presence = LockedPresence(self._lock_folder())
-        self._leases = Leases(self._limiter, self._presence)
+        self.presence = LockedPresence(self._lock_folder())
+        self._leases = Leases(self._limiter, self.presence)
         self._emit = emit
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = StateThread(self._connect, self._emit_availability)
+        self.state = StateThread(self._connect, self._emit_availability)
         self.door = KeyDoor(self._ring, self._limiter, self._journal, config, emit)
-        self.idempotency = IdempotencyStore(config.state.idempotency_ttl_s, self._thread, self._presence)
+        self.idempotency = IdempotencyStore(config.state.idempotency_ttl_s, self.state, self.presence)
 
     async def start(self) -> None:
         """Open the database, read keys and shares of limits, and start the thread that keeps them current.
@@ -78,21 +78,21 @@ class Control:
         """
         self._loop = asyncio.get_running_loop()
         database = await asyncio.to_thread(self._open)
-        self._thread.run_every(REFRESH_S, self._refresh)
-        self._thread.run_every(EXCHANGE_S, self._leases.exchange)
-        self._thread.run_every(BEAT_S, self._presence.beat)
-        self._thread.run_every(ENTER_S, self._journal.enter)
-        self._thread.run_every(HOURLY_S, self._purge_usage)
-        self._thread.run_every(HOURLY_S, self.idempotency.purge)
-        self._thread.run_at_close(self._journal.close)
-        self._thread.run_at_close(self._leases.release)
-        self._thread.run_at_close(self._presence.leave)
-        self._thread.start(database)
+        self.state.run_every(REFRESH_S, self._refresh)
+        self.state.run_every(EXCHANGE_S, self._leases.exchange)
+        self.state.run_every(BEAT_S, self.presence.beat)
+        self.state.run_every(ENTER_S, self._journal.enter)
+        self.state.run_every(HOURLY_S, self._purge_usage)
+        self.state.run_every(HOURLY_S, self.idempotency.purge)
+        self.state.run_at_close(self._journal.close)
+        self.state.run_at_close(self._leases.release)
+        self.state.run_at_close(self.presence.leave)
+        self.state.start(database)
 
     async def close(self) -> None:
         """Enter the usage into the ledger, return the leases and close the database, within a bounded time."""
-        await asyncio.to_thread(self._thread.close)
-        self._presence.unlock()
+        await asyncio.to_thread(self.state.close)
+        self.presence.unlock()
 
     def apply(self, config: Config) -> None:
         """Adopt the tenants of a new configuration. New limits hold as soon as they are leased. The database and the
@@ -117,10 +117,10 @@ class Control:
             self._refresh(database)
             return made
 
-        return await self._thread.call(job)
+        return await self.state.call(job)
 
     async def list_keys(self, tenant: str | None = None) -> list[KeyInfo]:
-        return await self._thread.call(lambda database: list_keys(database, now=clock.wall(), tenant=tenant))
+        return await self.state.call(lambda database: list_keys(database, now=clock.wall(), tenant=tenant))
 
     async def revoke_key(self, key_id: str) -> KeyInfo:
         """Revoke a key, here at once and at other servers within a second. Requests in flight continue. Raises
@@ -131,7 +131,7 @@ class Control:
             self._refresh(database)
             return info
 
-        return await self._thread.call(job)
+        return await self.state.call(job)
 
     async def rotate_key(self, key_id: str, overlap_s: float, by: Principal) -> NewKey:
         """Replace a key; the old one ends after the overlap. Raises KeyNotFound, InvalidRequest, Forbidden."""
@@ -141,7 +141,7 @@ class Control:
             self._refresh(database)
             return made
 
-        return await self._thread.call(job)
+        return await self.state.call(job)
 
     async def usage(
         self,
@@ -157,7 +157,7 @@ class Control:
             self._journal.enter(database)
             return read_usage(database, by=by, tenant=tenant, key_id=key_id, since=since)
 
-        return await self._thread.call(job)
+        return await self.state.call(job)
 
     # -- the database's thread ---------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Control:
         make_folder(self._folder)
         database = open_database(self._config.state.url, self._folder)
         try:
-            self._presence.enter(database)
+            self.presence.enter(database)
             self._refresh(database)
             check_exposure(self._config.server, self._ring.num_usable(clock.wall()))
             self._journal.recover(database)
@@ -193,15 +193,15 @@ class Control:
         with contextlib.suppress(StateUnavailable):
             self._journal.close(database)
             self._leases.release(database)
-            self._presence.leave(database)
-        self._presence.unlock()
+            self.presence.leave(database)
+        self.presence.unlock()
         database.close()
 
     def _connect(self) -> Database:
         """Connect again after an outage and read everything again."""
         database = open_database(self._config.state.url, self._folder)
         try:
-            self._presence.enter(database)
+            self.presence.enter(database)
         except BaseException:
             database.close()
             raise

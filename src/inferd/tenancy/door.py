@@ -108,6 +108,10 @@ class KeyDoor:
                 raise
             return LOCAL
 
+    def holder(self, key_id: str) -> Principal | None:
+        """The principal of a key that is valid now. None: the key is unknown, expired or revoked."""
+        return self._keys.holder(key_id)
+
     def admit(
         self, principal: Principal, request_id: str, model: str, *, prompt_tokens: int, max_tokens: int
     ) -> KeyPermit:

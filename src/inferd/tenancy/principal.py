@@ -84,6 +84,10 @@ class Door(Protocol):
         """The principal of a credential; None: the client sent none. Raises Unauthenticated."""
         ...
 
+    def holder(self, key_id: str) -> Principal | None:
+        """The principal of a key that is valid now. None: the key is unknown, expired or revoked."""
+        ...
+
     def admit(
         self, principal: Principal, request_id: str, model: str, *, prompt_tokens: int, max_tokens: int
     ) -> Permit:
@@ -110,6 +114,9 @@ class OpenDoor:
 
     def authenticate(self, token: str | None) -> Principal:
         return LOCAL
+
+    def holder(self, key_id: str) -> Principal | None:
+        return None
 
     def admit(
         self, principal: Principal, request_id: str, model: str, *, prompt_tokens: int, max_tokens: int

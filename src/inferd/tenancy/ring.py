@@ -104,6 +104,13 @@ class KeyRing:
         row = holder.row
         return (*[f"key:{family}" for family in families_of(row, self._row)], f"tenant:{row.tenant}")
 
+    def holder(self, key_id: str) -> Principal | None:
+        """The principal of a key that is valid now. None: the key is unknown, expired or revoked."""
+        held = self._holders.get(key_id)
+        if held is None or held.row.state(clock.wall()) != "active":
+            return None
+        return held.principal
+
     def _row(self, key_id: str) -> KeyRow | None:
         holder = self._holders.get(key_id)
         return None if holder is None else holder.row

@@ -41,7 +41,7 @@ COLUMNS: Final[tuple[Column, ...]] = ("day", "tenant", "key_id", "model")
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One request's usage. ``at``: seconds since the epoch."""
+    """One request's usage, or what requests of a tenant used of devices. ``at``: seconds since the epoch."""
 
     at: float
     tenant: str
@@ -49,6 +49,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     model: str
     prompt_tokens: int
     completion_tokens: int
+    requests: int = 1
+    device_s: float = 0.0
+    energy_j: float | None = None
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +64,31 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    device_s: float = 0.0  # of the steps of the requests
+    energy_j: float | None = None  # None: no device told
+
+
+class _Sums:
+    """Of the entries of one account."""
+
+    __slots__ = ("completion_tokens", "device_s", "energy_j", "prompt_tokens", "requests")
+
+    def __init__(self) -> None:
+        self.requests = self.prompt_tokens = self.completion_tokens = 0
+        self.device_s = 0.0
+        self.energy_j: float | None = None
+
+    def add(self, entry: Entry) -> None:
+        self.requests += entry.requests
+        self.prompt_tokens += entry.prompt_tokens
+        self.completion_tokens += entry.completion_tokens
+        self.device_s += entry.device_s
+        if entry.energy_j is not None:
+            self.energy_j = (self.energy_j or 0.0) + entry.energy_j
+
+    @property
+    def row(self) -> tuple[int, int, int, float, float | None]:
+        return self.requests, self.prompt_tokens, self.completion_tokens, self.device_s, self.energy_j
 
 
 class _Account(NamedTuple):
@@ -229,20 +257,19 @@ class UsageJournal:
         return found, start
 
     def _enter(self, transaction: Transaction, entries: Sequence[Entry]) -> None:
-        sums: dict[_Account, list[int]] = {}
+        sums: dict[_Account, _Sums] = {}
         for entry in entries:
             account = _Account(day_of(entry.at), entry.tenant, entry.key_id, entry.model)
-            total = sums.setdefault(account, [0, 0, 0])
-            total[0] += 1
-            total[1] += entry.prompt_tokens
-            total[2] += entry.completion_tokens
+            sums.setdefault(account, _Sums()).add(entry)
         transaction.execute_many(
-            "INSERT INTO usage (day, tenant, key_id, model, requests, prompt_tokens, completion_tokens) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, tenant, key_id, model) DO UPDATE SET "
+            "INSERT INTO usage (day, tenant, key_id, model, requests, prompt_tokens, completion_tokens, device_s, "
+            "energy_j) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, tenant, key_id, model) DO UPDATE SET "
             "requests = usage.requests + excluded.requests, "
             "prompt_tokens = usage.prompt_tokens + excluded.prompt_tokens, "
-            "completion_tokens = usage.completion_tokens + excluded.completion_tokens",
-            [(*account, *total) for account, total in sorted(sums.items())],  # sorted, so that servers cannot deadlock
+            "completion_tokens = usage.completion_tokens + excluded.completion_tokens, "
+            "device_s = usage.device_s + excluded.device_s, "
+            "energy_j = COALESCE(usage.energy_j + excluded.energy_j, usage.energy_j, excluded.energy_j)",
+            [(*account, *sums[account].row) for account in sorted(sums)],  # sorted, so that servers cannot deadlock
         )
 
 
@@ -276,14 +303,14 @@ def read_usage(
     sql += ", ".join(
         f"CAST(COALESCE(SUM({name}), 0) AS BIGINT)" for name in ("requests", "prompt_tokens", "completion_tokens")
     )
-    sql += " FROM usage"
+    sql += ", COALESCE(SUM(device_s), 0), SUM(energy_j) FROM usage"
     if conditions:
         sql += " WHERE " + " AND ".join(condition for condition, _ in conditions)
     if columns:
         sql += f" GROUP BY {', '.join(columns)} ORDER BY {', '.join(columns)}"
     with database.reading() as transaction:
         rows = transaction.rows(sql, [value for _, value in conditions])
-    names = (*columns, "requests", "prompt_tokens", "completion_tokens")
+    names = (*columns, "requests", "prompt_tokens", "completion_tokens", "device_s", "energy_j")
     return [msgspec.convert(dict(zip(names, row, strict=True)), UsageRow) for row in rows]
 
 
