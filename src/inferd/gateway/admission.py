@@ -14,11 +14,13 @@ from typing import Final, NamedTuple, Protocol
 from inferd.config.versions import entry_named, names_of_entries
 from inferd.errors import Forbidden, InvalidRequest, ModelNotFound, Unauthenticated
 from inferd.gateway.call import SDK_TIMEOUT_HEADERS, Call
+from inferd.gateway.console.sessions import session_id_of
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, printable, shown
-from inferd.gateway.openai.sampling import check_range
+from inferd.gateway.limits import check_range
+from inferd.gateway.terms import Cost, HeadTerms, Terms
 from inferd.gateway.upstream import ModelStatus
-from inferd.tenancy.principal import Door, Principal, Scope
+from inferd.tenancy.principal import Principal, Scope
 from inferd.types import RANKS, ModelInfo, Priority
 
 MAX_TOKEN_CHARS: Final = 512  # inferd's keys are shorter, so a longer text is refused without a look-up
@@ -37,16 +39,42 @@ _SESSION_HEADERS: Final = (b"x-session-id", b"x-inferd-session")
 # -- before the body -----------------------------------------------------------------------------
 
 
-def authenticate(door: Door, call: Call, scope: Scope) -> Principal:
-    """The principal of a call, by its key. Raises Unauthenticated, and Forbidden when a valid key lacks ``scope``."""
-    principal = door.authenticate(token_of(call))
-    call.principal = principal
+def authenticate(context: Context, call: Call, scope: Scope) -> Principal:
+    """The principal of a call. Raises Unauthenticated, and Forbidden where a valid key does not have the scope."""
+    call.principal = principal_of(context, call)
+    return allowed(call.principal, scope)
+
+
+class Credentials(NamedTuple):
+    """What a request's head says of its sender. Both are looked up for every request."""
+
+    token: str | None
+    session_id: str | None  # of the console; None where there is a token
+
+
+def credentials_of(call: Call) -> Credentials:
+    """Raises Unauthenticated when the request has more than one key."""
+    token = token_of(call)
+    return Credentials(token, session_id_of(call) if token is None else None)
+
+
+def principal_of(context: Context, call: Call) -> Principal:
+    """The principal of a call. Raises Unauthenticated."""
+    return principal_with(context, credentials_of(call))
+
+
+def principal_with(context: Context, credentials: Credentials) -> Principal:
+    """The principal of a key or, without one, of a session of the console. Raises Unauthenticated."""
+    if credentials.session_id is not None:
+        return context.console.sessions.principal(credentials.session_id, context.door)
+    return context.door.authenticate(credentials.token)
+
+
+def allowed(principal: Principal, scope: Scope) -> Principal:
+    """Check that the principal has the scope. Raises Forbidden."""
     if not principal.may(scope):
-        raise Forbidden(
-            f"This needs the scope {scope!r}, which "
-            f"{'your API key does' if principal.key_id else 'requests without an API key do'} not have; "
-            f"use a key that has it."
-        )
+        subject = "your API key does" if principal.key_id else "requests without an API key do"
+        raise Forbidden(f"This needs the scope {scope!r}, which {subject} not have; use a key that has it.")
     return principal
 
 
@@ -60,10 +88,10 @@ def token_of(call: Call) -> str | None:
         key = call.header(b"x-api-key")
         if key is None:
             return _token_of_page(call)
-        if call.count(b"x-api-key") > 1:
+        if call.head.count(b"x-api-key") > 1:
             raise ambiguous_key_error()
         return _text(key)
-    if call.count(b"authorization") > 1:
+    if call.head.count(b"authorization") > 1:
         raise ambiguous_key_error()
     kind, _, token = given.partition(b" ")
     if kind.lower() == b"bearer":
@@ -146,60 +174,55 @@ def _names(served: Sequence[ModelStatus]) -> str:
     return ", ".join(names) + (", ..." if len(served) > 20 else "") if names else "no model"
 
 
-class Terms(NamedTuple):
-    """The fields of a Request that do not depend on its content. ``deadline_s`` and ``first_byte_s`` are seconds after
-    its arrival, None: no limit."""
-
-    priority: Priority
-    deadline_s: float | None
-    first_byte_s: float | None
-    tenant: str
-    weight: float
-    session: str
-    region: str
-
-
 def terms_of(call: Call, *, priority: int | None, timeout: float | None) -> Terms:
     """The terms from the headers, the body's ``priority`` and ``timeout`` (seconds), and the key. Raises
     InvalidRequest."""
+    asked: HeadTerms | None = call.facts.terms
+    if asked is None:
+        asked = HeadTerms(_priority(call), _deadline(call), sdk_timeout(call.header), session_of(call))
+        call.facts.terms = asked
     principal = call.principal
-    deadline_s, first_byte_s = timeouts_of(_deadline(call, timeout), sdk_timeout(call.header), stream=call.stream)
+    deadline_s = asked.deadline_s
+    if timeout is not None:
+        if not 0 < timeout <= MAX_TIMEOUT_S:
+            raise invalid("timeout", f"timeout must be seconds above 0 and at most 86400, not {shown(timeout)}.")
+        deadline_s = timeout if deadline_s is None else min(deadline_s, timeout)
+    first_byte_s = asked.sdk_timeout_s
+    if first_byte_s is not None and not call.stream:  # an answer that is not streamed has no first byte before its end
+        deadline_s, first_byte_s = first_byte_s if deadline_s is None else min(deadline_s, first_byte_s), None
+    wanted = asked.priority
+    if wanted is None and priority is not None:
+        check_range("priority", priority)
+        wanted = priority
+    call.priority = max(principal.default_priority if wanted is None else wanted, principal.priority)
     return Terms(
-        _priority(call, priority),
+        call.priority,
         deadline_s,
         first_byte_s,
         principal.tenant,
         principal.weight,
-        session_of(call),
+        asked.session,
         principal.region,
     )
 
 
-def _priority(call: Call, in_body: int | None) -> Priority:
-    """The priority class that the request names, limited to the best class of its key."""
-    best = call.principal.priority
+def _priority(call: Call) -> Priority | None:
+    """The priority class in the headers."""
     header = call.header(b"x-inferd-priority")
-    if header is not None:
-        word = header.decode("latin-1").strip().lower()
-        if word not in RANKS:
-            raise invalid(
-                "x-inferd-priority",
-                f"The header x-inferd-priority must be one of {', '.join(RANKS)}, not {printable(word)!r}.",
-            )
-        return max(RANKS[word], best)
-    if in_body is not None:
-        check_range("priority", in_body)
-        return max(in_body, best)
-    return max(call.principal.default_priority, best)
+    if header is None:
+        return None
+    word = header.decode("latin-1").strip().lower()
+    if word not in RANKS:
+        raise invalid(
+            "x-inferd-priority",
+            f"The header x-inferd-priority must be one of {', '.join(RANKS)}, not {printable(word)!r}.",
+        )
+    return RANKS[word]
 
 
-def _deadline(call: Call, in_body: float | None) -> float | None:
-    """Seconds until the deadline: the smallest of the body's ``timeout`` and the headers. None: none is set."""
+def _deadline(call: Call) -> float | None:
+    """The shortest time limit in the headers, in seconds."""
     found: list[float] = []
-    if in_body is not None:
-        if not 0 < in_body <= MAX_TIMEOUT_S:
-            raise invalid("timeout", f"timeout must be seconds above 0 and at most 86400, not {shown(in_body)}.")
-        found.append(in_body)
     for name in _TIMEOUT_HEADERS:
         header = call.header(name)
         if header is None:
@@ -233,16 +256,6 @@ def sdk_timeout(header: Callable[[bytes], bytes | None]) -> float | None:
     return None if told_s is None else told_s + SDK_GRACE_S
 
 
-def timeouts_of(
-    deadline_s: float | None, sdk_timeout_s: float | None, *, stream: bool
-) -> tuple[float | None, float | None]:
-    """``deadline_s`` and ``first_byte_s`` of a request, in seconds. Without a stream the SDK's timeout limits the whole
-    answer, because its first byte is sent when the answer is complete."""
-    if stream or sdk_timeout_s is None:
-        return deadline_s, sdk_timeout_s
-    return sdk_timeout_s if deadline_s is None else min(deadline_s, sdk_timeout_s), None
-
-
 def session_of(call: Call) -> str:
     """The session that the request's headers name; empty: none. Raises InvalidRequest."""
     for name in _SESSION_HEADERS:
@@ -258,15 +271,6 @@ def session_of(call: Call) -> str:
 
 
 # -- quotas --------------------------------------------------------------------------------------
-
-
-class Cost(NamedTuple):
-    """Tokens of a request. ``max_prompt`` and ``max_answer`` are upper bounds, which its quota must allow. ``expected``
-    is the likely total, which the queue counts."""
-
-    max_prompt: int
-    max_answer: int
-    expected: int
 
 
 class HasModelInfo(Protocol):
@@ -295,6 +299,17 @@ def cost_of(
     sequences = num_prompts * width
     expected = min(prompt_bytes // BYTES_PER_TOKEN + prompt_tokens + num_prompts, max_prompt) + sequences * likely
     return Cost(max_prompt, sequences * each, expected)
+
+
+def cost_elsewhere(prompt_bytes: int, num_prompts: int, width: int, max_tokens: int | None) -> Cost:
+    """As ``cost_of``, for a model with remote replicas alone, whose context length is not known."""
+    sequences = num_prompts * width
+    return Cost(
+        prompt_bytes,
+        sequences * (UNSET_MAX_TOKENS if max_tokens is None else max_tokens),
+        min(prompt_bytes // BYTES_PER_TOKEN + num_prompts, prompt_bytes)
+        + sequences * (EXPECTED_TOKENS if max_tokens is None else max_tokens),
+    )
 
 
 def reserve(context: Context, call: Call, model: str, *, prompt_tokens: int = 0, max_tokens: int = 0) -> None:

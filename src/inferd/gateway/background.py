@@ -13,16 +13,19 @@ import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
+from urllib.parse import quote
 
 import msgspec
 
 from inferd import clock
+from inferd.eager import in_task
 from inferd.errors import InvalidRequest, Overloaded
 from inferd.gateway.call import SDK_TIMEOUT_HEADERS, Call, Response
 from inferd.gateway.errors import RouteNotFound
-from inferd.http.asgi import Message, Receive, Scope, Send
+from inferd.gateway.recorded_exchange import RecordedExchange
+from inferd.http.exchange import Exchange
+from inferd.http.head import RequestHead
 
 MAX_RUNNING: Final = 4096
 MAX_RUNNING_PER_TENANT: Final = 1024
@@ -36,7 +39,10 @@ _GRANTED: Final = frozenset((b"prefer", *SDK_TIMEOUT_HEADERS))
 _WAIT = re.compile(rb"wait=(\d{1,6})")
 
 Status = Literal["running", "done", "failed", "cancelled"]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Application(Protocol):
+    def serve(self, exchange: Exchange, /) -> None: ...
 
 
 class AsyncRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,12 +74,12 @@ class _Job:
         "answer",
         "cancel_requested",
         "created_at",
+        "exchange",
         "finished",
         "finished_at",
         "http_status",
         "id",
         "is_cancelled",
-        "task",
         "tenant",
     )
 
@@ -83,11 +89,10 @@ class _Job:
         self.created_at = clock.wall()
         self.finished_at: float | None = None
         self.finished = asyncio.Event()
-        self.cancel_requested = asyncio.Event()
         self.is_cancelled = False
         self.http_status = 0
         self.answer = b""
-        self.task: asyncio.Task[None] | None = None
+        self.exchange: RecordedExchange | None = None  # while it runs
 
     @property
     def status(self) -> Status:
@@ -145,7 +150,8 @@ class Background:
         job = _Job(tenant)
         self._jobs[job.id] = job
         self._num_running[tenant] += 1
-        job.task = asyncio.get_running_loop().create_task(self._run(application, job, _scope(call), body))
+        job.exchange = exchange = RecordedExchange(lambda: self._ended(job), _head_again(call), body)
+        asyncio.get_running_loop().call_soon(application.serve, exchange)
         headers = ((b"location", f"/v1/async/{job.id}".encode()), (b"preference-applied", b"respond-async"))
         return Response(202, msgspec.json.encode(job.report()), headers=headers)
 
@@ -153,10 +159,11 @@ class Background:
         """Report a background request. With ``Prefer: wait=30`` the report waits up to 30 seconds (60 at most) for the
         request's end. Raises RouteNotFound."""
         job = self._find(call, job_id)
+        await in_task()
         wait = _WAIT.search(call.header(b"prefer") or b"")
         if wait is not None and not job.finished.is_set():
             with contextlib.suppress(TimeoutError):
-                await call.with_cancellation(asyncio.wait_for(job.finished.wait(), min(float(wait[1]), MAX_WAIT_S)))
+                await asyncio.wait_for(job.finished.wait(), min(float(wait[1]), MAX_WAIT_S))
         return Response(200, msgspec.json.encode(job.report()))
 
     def cancel(self, call: Call, job_id: str) -> Response:
@@ -166,7 +173,8 @@ class Background:
             self._forget(job)
         else:
             job.is_cancelled = True
-            job.cancel_requested.set()
+            if job.exchange is not None:
+                job.exchange.disconnected()
         return Response(204)
 
     def _find(self, call: Call, job_id: str) -> _Job:
@@ -180,37 +188,18 @@ class Background:
             )
         return job
 
-    async def _run(self, application: Application, job: _Job, scope: Scope, body: bytes) -> None:
-        """Serve the request as if for a client that reads everything, and disconnects when the request is cancelled."""
-        is_read = False
-        parts: list[bytes] = []
-
-        async def receive() -> Message:
-            nonlocal is_read
-            if is_read:
-                await job.cancel_requested.wait()
-                return {"type": "http.disconnect"}
-            is_read = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                job.http_status = message["status"]
-            else:
-                parts.append(message.get("body", b""))
-
-        try:
-            await application(scope, receive, send)
-        finally:
-            job.answer = _as_json(b"".join(parts))
-            job.is_cancelled = job.is_cancelled or not job.http_status
-            job.finished_at = clock.wall()
-            job.task = None  # the task would keep the request alive
-            job.finished.set()
-            self._num_running[job.tenant] -= 1
-            if not self._num_running[job.tenant]:
-                del self._num_running[job.tenant]
-            self._keep(job)
+    def _ended(self, job: _Job) -> None:
+        exchange, job.exchange = job.exchange, None  # the exchange would keep the request alive
+        assert exchange is not None, "it ends once"
+        job.http_status = exchange.status
+        job.answer = _as_json(b"".join(exchange.parts))
+        job.is_cancelled = job.is_cancelled or not job.http_status
+        job.finished_at = clock.wall()
+        job.finished.set()
+        self._num_running[job.tenant] -= 1
+        if not self._num_running[job.tenant]:
+            del self._num_running[job.tenant]
+        self._keep(job)
 
     def _keep(self, job: _Job) -> None:
         share = self._by_tenant.setdefault(job.tenant, _TenantAnswers())
@@ -251,12 +240,6 @@ def _as_json(answer: bytes) -> bytes:
     return answer
 
 
-def prefers_async(call: Call) -> bool:
-    """Whether the request asks for a handle (``Prefer: respond-async``)."""
-    preferences = call.header(b"prefer")
-    return preferences is not None and b"respond-async" in [part.strip().lower() for part in preferences.split(b",")]
-
-
 def refuse_stream(body: bytes) -> None:
     """Check that a background request does not ask for a stream. Raises InvalidRequest."""
     with contextlib.suppress(ValueError, RecursionError):
@@ -266,7 +249,7 @@ def refuse_stream(body: bytes) -> None:
             )
 
 
-def _scope(call: Call) -> Scope:
+def _head_again(call: Call) -> RequestHead:
     """The same request, without the headers that concern its first answer: ``Prefer`` and the SDK's timeouts."""
     headers = [(name, value) for name, value in call.headers if name not in _GRANTED]
-    return {"type": "http", "method": call.method, "path": call.path, "headers": headers, "http_version": "1.1"}
+    return RequestHead(call.method, quote(call.path).encode("ascii"), headers, "1.1")

@@ -7,11 +7,10 @@ are. The cache computes keys and stores answers (``inferd.cache``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Final, Literal, NamedTuple
 
 import msgspec
-from msgspec import UNSET
 
 from inferd import clock
 from inferd.cache.key import cache_key
@@ -19,21 +18,15 @@ from inferd.cache.port import CachedAnswer, ResponseCache
 from inferd.errors import DeadlineExceeded
 from inferd.events import CacheLooked
 from inferd.gateway.admission import reserve, terms_of
-from inferd.gateway.call import DONE, EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Response
+from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE, Call, EventStream, Response
 from inferd.gateway.context import Context
-from inferd.gateway.decode import decode
-from inferd.gateway.generation import ignored_header
+from inferd.gateway.generation.requests import ignored_header
 from inferd.gateway.idempotency import stored_headers
-from inferd.gateway.openai.wire import IGNORED, GenerationFields
-from inferd.gateway.upstream import ModelStatus
-from inferd.http.asgi import Headers
-from inferd.types import SamplingParams
+from inferd.http.exchange import Headers
 
 MAX_WAITS: Final = 3  # waits for another request's answer, before a request computes its own
 _HIT: Final[Headers] = ((b"x-inferd-cache", b"hit"),)
 _MISS: Final[Headers] = ((b"x-inferd-cache", b"miss"),)
-
-Compute = Callable[[], Awaitable[Answer]]
 
 
 class CacheInputs(NamedTuple):
@@ -49,65 +42,16 @@ class CacheInputs(NamedTuple):
     is_exact: bool = False  # the key has the body's bytes, not its fields
 
 
-def cache_inputs(body: GenerationFields, model: ModelStatus, sampling: SamplingParams) -> CacheInputs:
-    """The cache inputs of a request for generation. Fields that do not change the answer are left out.
+async def cached_answer(context: Context, call: Call, inputs: CacheInputs, model: str) -> Response | None:
+    """The cached answer; None: there is none, and the answer to this call will be cached if it is a complete success.
 
-    A request without a temperature counts as random, because the model's default may be to sample.
-    """
-    neutral = dict.fromkeys(IGNORED[type(body)], UNSET)
-    streamed = bool(body.stream) and body.stream_options is not None
-    return CacheInputs(
-        model.name,
-        model.info.fingerprint if model.info is not None else None,
-        msgspec.structs.replace(body, model=None, request_id=None, **neutral),
-        msgspec.json.encode(body.stream_options) if streamed else b"",
-        bool(body.stream),
-        sampling.temperature != 0 and sampling.seed is None,
-        body.timeout,
-    )
-
-
-class _RelayedFields(msgspec.Struct, frozen=True):
-    stream: bool | None = None
-    stream_options: msgspec.Raw = msgspec.Raw()
-    temperature: float | None = None
-    seed: int | None = None
-    timeout: float | None = None
-
-
-_relayed: Final = msgspec.json.Decoder(_RelayedFields)
-
-
-def relay_cache_inputs(context: Context, name: str, body: bytes) -> CacheInputs:
-    """As ``cache_inputs``, for a model with remote replicas alone: its servers' addresses replace the fingerprint.
-    Raises InvalidRequest."""
-    fields = decode(body, _relayed)
-    servers = [f"{remote.url} {remote.model}" for remote in context.config.models[name].upstreams]
-    return CacheInputs(
-        name,
-        "remote " + ", ".join(servers),
-        body,
-        bytes(fields.stream_options),
-        bool(fields.stream),
-        fields.temperature != 0 and fields.seed is None,
-        fields.timeout,
-    )
-
-
-async def get_or_compute(
-    context: Context, call: Call, read_inputs: Callable[[], CacheInputs], model: str, compute: Compute
-) -> Answer:
-    """The cached answer, or the result of ``compute``, which is then cached.
-
-    A hit computes no tokens, so it costs one request of the quota and no tokens.
+    A hit computes no tokens, so it costs one request of the quota and no tokens. Raises DeadlineExceeded.
     """
     config = context.caching_of(model)
-    if context.cache is None or not config.enabled:
-        return await compute()
-    inputs = read_inputs()
+    assert context.cache is not None, "asked for where there is a cache"
     directives = {part.strip().lower() for part in (call.header(b"cache-control") or b"").split(b",")}
     if inputs.fingerprint is None or (inputs.is_random and not config.any_temperature) or b"no-store" in directives:
-        return await compute()
+        return None
     key = cache_key(
         call.principal.tenant,
         model,
@@ -122,7 +66,9 @@ async def get_or_compute(
         kept = await lookup.find(terms_of(call, priority=None, timeout=inputs.timeout).deadline_s)
         if kept is not None:
             return _hit(context, call, model, kept)
-    return await lookup.compute(compute)
+    lookup.begin()
+    call.recorders = (lookup, *call.recorders)
+    return None
 
 
 def _hit(context: Context, call: Call, model: str, kept: CachedAnswer) -> Response:
@@ -169,20 +115,22 @@ class _Lookup:
             raise DeadlineExceeded("The deadline passed while the same request of another client was computed.")
         return flight.result()
 
-    async def compute(self, compute: Compute) -> Answer:
-        """The result of ``compute``, which is cached if it is a complete success."""
+    def begin(self) -> None:
+        """Announce that the answer is being computed, so that equal requests wait for it."""
         if self._key not in self._context.flights:
             self._flight = asyncio.get_running_loop().create_future()
             self._context.flights[self._key] = self._flight
-            self._call.closers.append(self._end_flight)
-        answer = await compute()
-        if isinstance(answer, EventStream):
-            return EventStream(self._recorded(answer.frames), (*answer.headers, *_MISS))
-        if answer.status == 200:
-            await self._store(answer.content_type, answer.body, stored_headers(answer.headers))
-        return Response(answer.status, answer.body, answer.content_type, (*answer.headers, *_MISS))
+            self._call.closers += (self._end_flight,)
 
-    async def _recorded(self, frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async def record(self, response: Response) -> Response:
+        if response.status == 200 and not self._call.rescued_from:
+            await self._store(response.content_type, response.body, stored_headers(response.headers))
+        return Response(response.status, response.body, response.content_type, (*response.headers, *_MISS))
+
+    def record_events(self, events: EventStream) -> EventStream:
+        return EventStream(self._recorded(events.frames, events.ending), (*events.headers, *_MISS), events.ending)
+
+    async def _recorded(self, frames: AsyncGenerator[bytes, None], ending: bytes) -> AsyncGenerator[bytes, None]:
         recorded: list[bytes] | None = []
         num_bytes = 0
         limit = self._context.config.cache.max_entry_bytes
@@ -194,7 +142,7 @@ class _Lookup:
                     if num_bytes > limit:
                         recorded = None
                         self._end_flight()
-                    elif frame.endswith(DONE):
+                    elif frame.endswith(ending) and not self._call.rescued_from:
                         await self._store(EVENTS_TYPE, b"".join(recorded))
                 yield frame
         finally:

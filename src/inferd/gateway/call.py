@@ -1,22 +1,23 @@
 """One call: its headers, its body read within limits, its answer, and what the access log says of it.
 
-Knows ASGI messages and headers. Knows neither models nor the content of bodies.
+Knows headers and the handles of submitted requests. Knows neither models nor the content of bodies, nor whether the
+request came over HTTP, gRPC or a WebSocket.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Final, Literal, Protocol
 
 from inferd import clock
 from inferd.config.units import bytes_text
+from inferd.eager import in_task
 from inferd.errors import InferdError, InvalidRequest
-from inferd.events import HttpServed
+from inferd.events import Assigned, Emit, HttpServed, Operation
 from inferd.gateway.errors import (
     CLIENT_LEFT,
     OPENAI_ERRORS,
@@ -27,13 +28,15 @@ from inferd.gateway.errors import (
     loggable,
     printable,
 )
-from inferd.gateway.upstream import Stream
-from inferd.http.asgi import Headers, Receive, Scope, Send
+from inferd.http.exchange import Headers
+from inferd.http.head import RequestHead
 from inferd.http.upgrade import UpgradeOffer
+from inferd.observe.payloads.capture import Capture
+from inferd.observe.traces.context import Parent, Sampler, parent_of, state_of
+from inferd.open_class import mypyc_attr
+from inferd.router.stream import Handle
 from inferd.tenancy.principal import LOCAL, Permit, Principal
-from inferd.types import Timings, Usage
-
-T = TypeVar("T")
+from inferd.types import End, Item, Priority, Timings, Usage
 
 JSON_TYPE: Final = b"application/json"
 HTML_TYPE: Final = b"text/html; charset=utf-8"
@@ -41,7 +44,6 @@ EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"  # the last event of a complete answer in OpenAI's dialect
 BODY_IDLE_TIMEOUT_S: Final = 60.0
 SLOWEST_BODY: Final = 16 * 1024  # bytes per second; a body at this rate or faster may take longer than the timeout
-SEND_PIECE_BYTES: Final = 64 * 1024  # of a large answer that are handed to the connection at a time
 
 SDK_TIMEOUT_HEADERS: Final = (b"x-stainless-timeout", b"x-stainless-read-timeout")
 """Headers in which OpenAI's clients send the seconds for which they wait for the first byte of an answer."""
@@ -51,14 +53,9 @@ EVENTS_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering",
 _SEVERITY: Final = ("done", "cancelled", "refused", "failed")
 """Outcomes of streams, from the least severe to the worst. A call with several streams has the worst outcome."""
 
-# Ids must differ, not be secret: a system call for each would cost more than the rest of a call.
-_random: Final = random.Random(os.urandom(32))
+# Request ids must differ, and need not be secret. A system call for each would cost more than the rest of a call.
+_random_bits: Final = random.Random(os.urandom(32)).getrandbits
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-
-
-def fresh_id() -> str:
-    """A random id of 24 hexadecimal digits for a request."""
-    return f"{_random.getrandbits(96):024x}"
 
 
 class Response:
@@ -93,165 +90,191 @@ class Switched:
     __slots__ = ()
 
 
-Answer = Response | EventStream
+class Pending:
+    """No answer yet: the call is the sink of its request, whose items answer the call."""
+
+    __slots__ = ()
 
 
-class ClientLeft(Exception):
-    """The client closed the connection before its request was complete."""
+Encoding = Literal["gzip", "deflate"]  # of bodies (RFC 1952, RFC 1950)
+PENDING: Final = Pending()
+Answer = Response | EventStream | Pending
 
 
+class AnswerRecorder(Protocol):
+    """Stores the answer to a call, so that it can be repeated."""
+
+    async def record(self, response: Response) -> Response:
+        """Store a whole answer that may be repeated; returns the answer to send."""
+        ...
+
+    def record_events(self, events: EventStream) -> EventStream:
+        """As ``record``, for a streamed answer, which is stored before its last frame is sent."""
+        ...
+
+
+class HeadFacts:
+    """Values derived from a request's headers alone, once for all requests with the same head."""
+
+    __slots__ = ("given_request_id", "is_async", "is_json", "method", "names_key", "parent", "route", "terms")
+
+    def __init__(self, head: RequestHead) -> None:
+        header = head.header
+        self.method = printable(head.method, 16)
+        """The method for the log."""
+        self.given_request_id = _given_request_id(header)
+        self.names_key = header(b"idempotency-key") is not None
+        self.parent = _parent_of(head) if header(b"traceparent") is not None else None
+        """The caller's span, if its trace context is valid."""
+        self.is_async = _wants_handle(header(b"prefer"))
+        """Whether the request asks for a handle (``Prefer: respond-async``, RFC 7240)."""
+        self.is_json = False
+        """Whether the content type was checked and allows JSON."""
+        self.terms: Any = None
+        """The terms in the headers (``admission``)."""
+        self.route: Any = None
+        """The route, and what it implies under one configuration (``server``)."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Call:
-    """One request while the gateway serves it, and the values of its access log line."""
+    """One request, and the values of its line in the access log.
 
-    __slots__ = (
-        "_num_open",
-        "_num_prompts_known",
-        "_over",
-        "_prompt_tokens",
-        "client_left",
-        "closers",
-        "common_headers",
-        "error_code",
-        "error_text",
-        "errors",
-        "finish_reasons",
-        "given_request_id",
-        "header",
-        "headers",
-        "http_version",
-        "ignored",
-        "is_complete",
-        "method",
-        "model",
-        "offer",
-        "outcome",
-        "path",
-        "permit",
-        "principal",
-        "receive",
-        "request_bytes",
-        "request_id",
-        "response_bytes",
-        "route",
-        "send",
-        "started_at",
-        "status",
-        "stream",
-        "streams",
-        "timings",
-        "unique",
-        "usage",
-        "watcher",
-    )
+    Most calls leave most of this as it is: class attributes are the defaults, so that a call holds what differs.
+    """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, started_at: float) -> None:
-        self.method: str = scope["method"]
-        self.http_version: str = scope.get("http_version", "1.1")
-        self.path: str = scope["path"]
-        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self.offer: UpgradeOffer | None = scope.get("inferd.offer")  # the client's offer to switch to a WebSocket
-        self.receive = receive
-        self.send = send
+    is_complete = False  # the last part of the answer is on its way
+    client_left = False  # the client disconnected before the end of the answer
+    given_request_id: str | None = None
+    model: str | None = None
+    stream = False
+    permit: Permit | None = None
+    common_headers: Headers = ()  # that every answer to this call has
+    offer: UpgradeOffer | None = None  # of the client, to go on in another protocol
+    encoding: Encoding | None = None  # in which a whole answer is compressed
+    closers: tuple[Callable[[], None], ...] = ()  # called when the call is over, whatever happened
+    recorders: tuple[AnswerRecorder, ...] = ()  # of its answer, the innermost first
+    ignored: Sequence[str] = ()  # fields of the request that had no effect
+    route = "unmatched"
+    operation: Operation | None = None  # of the route
+    status = 0
+    request_bytes = 0
+    response_bytes = 0
+    outcome: str | None = None
+    finish_reasons: tuple[str, ...] = ()
+    error_code: str | None = None
+    error_text = ""  # the error's message, for the log
+    errors: ErrorShape = OPENAI_ERRORS  # of the dialect that the route belongs to
+    usage: Usage | None = None
+    timings: Timings | None = None
+    capture: Capture | None = None  # of its body and its answer, where payloads are recorded
+    end: End | None = None  # of its requests, the one that came last
+    received_at: float | None = None  # when its body was complete and decoded
+    submitted_at: float | None = None  # when its request was handed to the router
+    blocked_s = 0.0  # for which writing the answer waited for a slow reader
+    priority: Priority = 0
+    trace: str | None = None  # of ``trace_of``, once it is decided
+    sampler: Sampler | None = None  # decides whether the call is traced; None: the server makes no spans
+    assigned: Assigned | None = None  # the version that a rollout chose for it
+    spare_model: str | None = None  # the stable version, where that is the new one
+    rescued_from = ""  # the kind of the new version's error, where the stable one answered instead
+    _num_open = 0  # requests whose ends are waited for when the call is over
+    _emit: Emit | None = None  # while they are
+    _num_prompts_known = 0
+    _prompt_tokens = 0
+
+    def __init__(self, head: RequestHead, started_at: float) -> None:
+        """Raises BadTarget, unless ``HeadFacts`` of an equal head exist."""
+        facts: HeadFacts | None = head.note
+        if facts is None:
+            facts = head.note = HeadFacts(head)
+        self.head = head
+        self.facts = facts
         self.started_at = started_at
-        # The first header of a (lower-case) name. It is called a dozen times per call, hence the dictionary's method.
-        self.header: Callable[[bytes], bytes | None] = dict(reversed(self.headers)).get
-        self._num_open = 0  # streams that still run after the call was finished
-        self._over: Callable[[Call], None] | None = None
-        self._num_prompts_known = 0
-        self._prompt_tokens = 0
         self.principal: Principal = LOCAL
-        self.permit: Permit | None = None
-        self.closers: list[Callable[[], None]] = []  # called when the call is over, whatever happened
-        self.common_headers: Headers = ()  # headers of every answer to this call
-        self.unique = fresh_id()
-        self.given_request_id = _given_request_id(self.header)
-        self.request_id = self.given_request_id or self.unique
-        self.route = "unmatched"
-        self.status = 0
-        self.request_bytes = 0
-        self.response_bytes = 0
-        self.model: str | None = None
-        self.stream = False
-        self.streams: list[Stream] = []
-        self.ignored: list[str] = []
-        self.client_left = False
-        self.is_complete = False  # the last part of the answer is on its way
-        self.outcome: str | None = None
-        self.finish_reasons: tuple[str, ...] = ()
-        self.error_code: str | None = None
-        self.error_text = ""  # the error's message without the request's own text, for the log
-        self.errors: ErrorShape = OPENAI_ERRORS  # the error format of the route's dialect
-        self.usage: Usage | None = None
-        self.timings: Timings | None = None
-        self.watcher: asyncio.Task[None] | None = None
+        self.requests: list[Handle] = []  # that were submitted for it
+        self.unique = self.request_id = f"{_random_bits(96):024x}"
+        if facts.given_request_id is not None:
+            self.given_request_id = self.request_id = facts.given_request_id
+
+    @property
+    def peer(self) -> str:
+        """The address of the client, or of the proxy in front of it; empty: it is not known."""
+        return ""
+
+    @property
+    def method(self) -> str:
+        return self.head.method
+
+    @property
+    def path(self) -> str:
+        return self.head.path
+
+    @property
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """With lower-case names."""
+        return self.head.headers
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of a lower-case name."""
+        return self.head.header(name)
 
     def note_error(self, error: InferdError) -> None:
         """Record the error with which the request was answered, for the log."""
         self.error_code, self.error_text = error.code, loggable(error, self.model)
 
-    def count(self, name: bytes) -> int:
-        """The number of headers with this (lower-case) name."""
-        return sum(key == name for key, _ in self.headers)
+    def cancel_requests(self) -> None:
+        """Cancel the call's requests."""
+        for request in self.requests:
+            request.cancel()
 
-    def close_streams(self) -> None:
-        for stream in self.streams:
-            stream.close()
+    def finish(self, emit: Emit) -> None:
+        """End the call: cancel its requests, then settle its quota and emit HttpServed when all of them have ended.
 
-    async def with_cancellation(self, answer: Awaitable[T]) -> T:
-        """Await ``answer``, and cancel the call as soon as the client disconnects. The body must have been read.
-
-        A disconnect cancels the call's requests, whether they wait or run, and the task that serves the call.
+        That is at once, or with the last request's end. Only the ends have the usage.
         """
-        self.watcher = asyncio.create_task(self._watch(_this_task()))
-        return await answer
-
-    async def _watch(self, serving: asyncio.Task[Any]) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-        if self.is_complete or self.client_left:
-            return
-        self.client_left = True
-        self.close_streams()
-        serving.cancel()
-
-    def finish(self, over: Callable[[Call], None]) -> None:
-        """End the call: cancel its streams, then settle its quota and call ``over`` when all of them have ended.
-
-        That is at once, or with the last stream's end. Only the ends have the usage.
-        """
-        if self.watcher is not None:
-            self.watcher.cancel()
-            self.watcher = None  # its CancelledError has a traceback that refers to this call
-        self.close_streams()
-        for close in self.closers:
-            close()
-        self.closers.clear()  # they refer to the call
-        running = [stream for stream in self.streams if stream.end is None]
-        if not running:
-            self._settle(over)
-            return
-        self._num_open, self._over = len(running), over
-        for stream in running:
-            stream.when_over(self._stream_ended)
+        for request in self.requests:
+            request.cancel()
+        if self.closers or self.recorders:
+            closers, self.closers, self.recorders = self.closers, (), ()  # they refer back to the call
+            for close in closers:
+                close()
+        for request in self.requests:
+            if request.end is None:
+                self._num_open += 1
+                request.when_over(self._stream_ended)
+        if self._num_open:
+            self._emit = emit
+        else:
+            self._settle(emit)
 
     def _stream_ended(self) -> None:
         self._num_open -= 1
-        over = self._over
-        if not self._num_open and over is not None:
-            self._over = None
-            self._settle(over)
+        emit = self._emit
+        if not self._num_open and emit is not None:
+            self._emit = None
+            self._settle(emit)
 
-    def _settle(self, over: Callable[[Call], None]) -> None:
-        """Charge the call for the usage that its streams' ends report. Calls are charged nowhere else."""
-        ends = [stream.end for stream in self.streams if stream.end is not None]
-        if ends:
+    def _settle(self, emit: Emit) -> None:
+        """Charge the call for the usage that its requests' ends report. Calls are charged nowhere else."""
+        requests = self.requests
+        if len(requests) == 1:
+            end = requests[0].end
+            assert end is not None, "it is settled when all have ended"
+            self.usage, self.outcome, self.timings, self.end = end.usage, end.outcome, end.timings, end
+        elif requests:
+            ends = [request.end for request in requests if request.end is not None]
             self.usage = self.usage_so_far
             self.outcome = max([end.outcome for end in ends], key=_SEVERITY.index)
-            self.timings = max([end.timings for end in ends], key=lambda timings: timings.finished or 0.0)
-        self.streams.clear()
+            self.end = last = max(ends, key=lambda end: end.timings.finished or 0.0)
+            self.timings = last.timings
+        requests.clear()
         if self.permit is not None:
             self.permit.settle(self.usage, self.final_outcome)
-        over(self)
+        event = served_event(self, clock.now())
+        emit(event)
+        if self.capture is not None:
+            self.capture.finish(event)
 
     @property
     def final_outcome(self) -> str:
@@ -264,8 +287,8 @@ class Call:
 
     @property
     def usage_so_far(self) -> Usage | None:
-        """The sum of the usage of the streams that have ended. None: no stream has ended, or the call is over."""
-        found = [stream.end.usage for stream in self.streams if stream.end is not None]
+        """The sum of the usage of the requests that have ended. None: no stream has ended, or the call is over."""
+        found = [request.end.usage for request in self.requests if request.end is not None]
         if len(found) < 2:
             return found[0] if found else None
         return Usage(
@@ -275,19 +298,11 @@ class Call:
         )
 
     def note_prompt_tokens(self, prompt_tokens: int) -> None:
-        """Record the length of one stream's prompt. When all are known, the quota gets back the excess reserve."""
+        """Record the length of one request's prompt. When all are known, the quota gets back the excess reserve."""
         self._num_prompts_known += 1
         self._prompt_tokens += prompt_tokens
-        if self.permit is not None and self._num_prompts_known == len(self.streams):
+        if self.permit is not None and self._num_prompts_known == len(self.requests):
             self.permit.learned(self._prompt_tokens)
-
-    async def send_body(self, body: bytes, *, more: bool) -> None:
-        """Send a part of the answer's body; waits while the connection's buffer is full. The connection closes after
-        ``server.send_timeout_s`` without progress."""
-        self.response_bytes += len(body)
-        if not more:
-            self.is_complete = True
-        await self.send({"type": "http.response.body", "body": body, "more_body": more})
 
     def response_id(self, prefix: str) -> str:
         """An id for the answer's body: unique, and readable beside the request id in a log."""
@@ -295,13 +310,59 @@ class Call:
             return f"{prefix}-{self.unique}"
         return f"{prefix}-{self.given_request_id}-{self.unique[:12]}"
 
+    # -- as the sink of its request ---------------------------------------------------------
 
-def _this_task() -> asyncio.Task[Any]:
-    """The current task. It is a function of its own, because a frame of the task that holds the task makes a reference
-    cycle through the traceback of a CancelledError."""
-    task = asyncio.current_task()
-    assert task is not None, "a call is served in a task"
-    return task
+    def deliver(self, item: Item) -> None:
+        """Take an item of the call's request, where the call is its sink (``PENDING``)."""
+        raise NotImplementedError(f"a call of {self.route} does not answer by itself")
+
+    @property
+    def peer_uid(self) -> int | None:
+        """The user of the client's process, at the control socket; None: it is not known."""
+        return None
+
+    # -- its body ---------------------------------------------------------------------------
+
+    def whole_body(self) -> bytes | None:
+        """The body, if all of it has arrived; None: ``read`` it."""
+        return None
+
+    async def read(self) -> tuple[bytes, bool]:
+        """The next part of its body, and whether it is the last. Raises ClientLeft."""
+        raise NotImplementedError(f"a call of {self.route} has no body to read")
+
+
+def _parent_of(head: RequestHead) -> Parent | None:
+    """The caller's span. None: the header is invalid, or there are several."""
+    value = head.header(b"traceparent")
+    return None if value is None or head.count(b"traceparent") > 1 else parent_of(value)
+
+
+def trace_state(call: Call) -> str:
+    """The header ``tracestate`` of a call with a valid trace context."""
+    if call.facts.parent is None:
+        return ""
+    return state_of([value for name, value in call.headers if name == b"tracestate"])
+
+
+def trace_of(call: Call) -> str:
+    """The ``traceparent`` of the call's own span. Empty: the call is not traced.
+
+    Without a sampler the server makes no spans, and the caller's context is passed on unchanged.
+    """
+    found = call.trace
+    if found is None:
+        parent, sampler = call.facts.parent, call.sampler
+        if sampler is not None:
+            found = sampler.trace(parent, call.unique)
+        else:
+            found = "" if parent is None else parent.text
+        call.trace = found
+    return found
+
+
+def _wants_handle(preferences: bytes | None) -> bool:
+    return preferences is not None and b"respond-async" in [part.strip().lower() for part in preferences.split(b",")]
 
 
 def _given_request_id(header: Callable[[bytes], bytes | None]) -> str | None:
@@ -323,15 +384,16 @@ def require_json(call: Call) -> None:
     A missing content type is taken as JSON. A browser may send text/plain and forms across origins without a preflight
     request; refusing these types also keeps foreign web pages out.
     """
+    if call.facts.is_json:
+        return
     encoding = call.header(b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         name = printable(encoding.decode("latin-1"))
         raise UnsupportedMediaType(f"Content-Encoding {name!r} is not supported; send the body uncompressed.")
     content_type = call.header(b"content-type")
-    if content_type is None:
-        return
-    media = content_type.partition(b";")[0].strip().lower()
-    if media == JSON_TYPE or media == b"" or (media.startswith(b"application/") and media.endswith(b"+json")):
+    media = b"" if content_type is None else content_type.partition(b";")[0].strip().lower()
+    if media in (JSON_TYPE, b"") or (media.startswith(b"application/") and media.endswith(b"+json")):
+        call.facts.is_json = True
         return
     name = printable(media.decode("latin-1"))
     raise UnsupportedMediaType(f"Content-Type {name!r} is not supported; send application/json.")
@@ -344,6 +406,14 @@ async def read_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
     longer than ``timeout_s`` and one second for every ``SLOWEST_BODY`` bytes that arrived. Raises InvalidRequest for a
     wrong Content-Length, and ClientLeft.
     """
+    body = call.whole_body()
+    if body is not None:
+        call.request_bytes = len(body)
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        if call.capture is not None:
+            call.capture.request = body
+        return body
     length = call.header(b"content-length")
     if length is not None:
         length = length.rstrip(b" \t")  # the parser keeps blanks behind a value, which are not part of it
@@ -353,23 +423,24 @@ async def read_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
             raise _too_large(max_bytes)
     chunks: list[bytes] = []
     began = clock.now()
+    await in_task()
     while True:
         remaining_s = began + timeout_s + call.request_bytes / SLOWEST_BODY - clock.now()
         try:
             async with asyncio.timeout(min(remaining_s, BODY_IDLE_TIMEOUT_S)):
-                message = await call.receive()
+                chunk, is_last = await call.read()
         except TimeoutError:
             raise _too_slow(call, remaining_s, timeout_s) from None
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        chunk: bytes = message.get("body", b"")
         if chunk:
             call.request_bytes += len(chunk)
             if call.request_bytes > max_bytes:
                 raise _too_large(max_bytes)
             chunks.append(chunk)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if is_last:
+            body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            if call.capture is not None:
+                call.capture.request = body
+            return body
 
 
 def _too_slow(call: Call, remaining_s: float, timeout_s: float) -> BodyTimeout:
@@ -387,52 +458,16 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
     )
 
 
-async def send_response(call: Call, response: Response) -> None:
-    """Send a whole answer; a large body in parts, so that it does not fill the connection's buffer."""
-    call.status = response.status
-    headers = [(b"x-request-id", call.request_id.encode("ascii")), *call.common_headers, *response.headers]
-    if call.permit is not None:
-        headers += call.permit.headers()
-    if response.status != 204:
-        headers.append((b"content-type", response.content_type))
-        headers.append((b"content-length", str(len(response.body)).encode("ascii")))
-    await call.send({"type": "http.response.start", "status": response.status, "headers": headers})
-    body = b"" if call.method == "HEAD" else response.body
-    if len(body) <= SEND_PIECE_BYTES:
-        call.response_bytes += len(body)
-        call.is_complete = True
-        await call.send({"type": "http.response.body", "body": body})
-        return
-    for start in range(0, len(body), SEND_PIECE_BYTES):
-        await call.send_body(body[start : start + SEND_PIECE_BYTES], more=True)
-    await call.send_body(b"", more=False)
-
-
-async def send_events(call: Call, events: EventStream) -> None:
-    """Send frames as they come. ``call.send_body`` waits when the client reads more slowly than frames come."""
-    call.status = 200
-    headers = [
-        (b"x-request-id", call.request_id.encode("ascii")),
-        *call.common_headers,
-        *events.headers,
-        (b"content-type", EVENTS_TYPE),
-        *EVENTS_HEADERS,
-    ]
-    if call.permit is not None:
-        headers += call.permit.headers()
-    await call.send({"type": "http.response.start", "status": 200, "headers": headers})
-    async with contextlib.aclosing(events.frames) as frames:
-        async for frame in frames:
-            await call.send_body(frame, more=True)
-    await call.send_body(b"", more=False)
-
-
 def served_event(call: Call, now: float) -> HttpServed:
     """The event of a call that is over."""
+    started_at, received_at, submitted_at = call.started_at, call.received_at, call.submitted_at
+    end, parent = call.end, call.facts.parent
+    routing = end.routing if end is not None else None
     return HttpServed(
         request_id=call.request_id,
-        method=printable(call.method, 16),
+        method=call.facts.method,
         route=call.route,
+        operation=call.operation,
         status=CLIENT_LEFT if call.client_left else call.status or 500,
         duration_s=now - call.started_at,
         request_bytes=call.request_bytes,
@@ -448,4 +483,16 @@ def served_event(call: Call, now: float) -> HttpServed:
         path=printable(call.path, 200) if call.route == "unmatched" else "",
         usage=call.usage,
         timings=call.timings,
+        end=end,
+        started_at=started_at,
+        received_s=None if received_at is None else received_at - started_at,
+        submitted_s=None if submitted_at is None else submitted_at - started_at,
+        blocked_s=call.blocked_s,
+        trace=trace_of(call),
+        trace_parent="" if parent is None or call.sampler is None else parent.span_id,
+        trace_state="" if parent is None else trace_state(call),
+        priority=call.priority,
+        replica=None if routing is None else routing.replica,
+        assigned=call.assigned,
+        rescued_from=call.rescued_from,
     )

@@ -13,6 +13,9 @@ import msgspec
 
 from inferd.config import ModelConfig
 from inferd.gateway.upstream import ModelState
+from inferd.observe.startup import LoadReport, StartReport, StartupReport
+from inferd.rollout.machine import Command
+from inferd.rollout.rollouts import RolloutReport
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Principal
 
@@ -32,6 +35,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     memory_bytes: int = 0  # 0: unknown, or elsewhere
     pid: int | None = None  # of its worker
+    load: LoadReport | None = None  # the last load by this replica's worker
     artifact: str = ""  # a digest of its files' content at the time of loading
     detail: str = ""  # why it is in this state
 
@@ -51,6 +55,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     not_batched: str = ""  # why the model's files do not allow batches; empty: they do
     share: float | None = None  # its part of the requests for the model's own name; None: versions have no weights
     detail: str = ""
+    answer_format: str = ""  # its notation of calls and reasoning, and whether the check at load parsed it back
     num_threads: int = 0  # compute threads of a replica; 0: unknown, or elsewhere
     cores: list[int] = []  # where they may run
 
@@ -70,11 +75,49 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a tenant's limits is in use at this server; no entry: no limit."""
+    """What of a tenant's limits is in use; no entry: no limit."""
 
     name: str
-    limits: dict[str, float]  # requests and tokens per minute, requests in flight
-    used: dict[str, float]
+    limits: dict[str, float]  # at this server: requests and tokens per minute, requests in flight; bytes it may store
+    used: dict[str, float]  # the same, and the number of its stored responses and conversations
+
+
+class UseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The time and the energy of devices that a model or a tenant has used since the server started.
+
+    None: no device tells its energy, there is no price, or there are no tokens. ``tokens`` are those computed.
+    """
+
+    name: str
+    device_s: float
+    energy_j: float | None
+    tokens: int
+    device_s_per_1000_tokens: float | None
+    energy_j_per_1000_tokens: float | None
+    cost: float | None
+
+
+class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A device of the server's machine, as it was read last. None: it does not tell."""
+
+    device: str
+    kind: str
+    name: str
+    duty: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_c: float | None
+    power_w: float | None
+    idle_j: float | None  # used while no model computed on it, since the server started
+
+
+class EnergyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The devices, and what models and tenants have used of them. A tenant's key sees its own line alone."""
+
+    currency: str
+    devices: list[DeviceReport]
+    models: list[UseReport]
+    tenants: list[UseReport]
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +133,9 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int  # of all local models
     memory_budget_bytes: int | None
     models: list[ModelReport]
+    start: StartReport | None = None  # how the server itself started
     tenants: list[TenantReport] = []
+    energy: EnergyReport | None = None  # None: devices are not read
     address: str = ""  # where clients on the server's machine find it: http://127.0.0.1:8000
 
 
@@ -120,13 +165,41 @@ class KeyActions(Protocol):
         ...
 
 
+class RolloutActions(Protocol):
+    """Operations on rollouts. Those that wait for the database do so for a bounded time, and raise StateUnavailable
+    when it does not answer. All raise InvalidRequest for a model without a rollout."""
+
+    def reports(self) -> Sequence[RolloutReport]:
+        """All rollouts, without their changes."""
+        ...
+
+    async def report(self, model: str) -> RolloutReport:
+        """One rollout, with its last changes."""
+        ...
+
+    async def command(self, model: str, command: Command, actor: str, why: str) -> RolloutReport:
+        """Carry out a command; returns when it is in effect here. Raises InvalidRequest where the rollout's state does
+        not allow it."""
+        ...
+
+    def note_bad(self, model: str, request_id: str) -> None:
+        """Count the unit of a request as bad. Raises InvalidRequest for a request that is not known."""
+
+
 class ControlActions(Protocol):
     """The operations on a running server."""
 
     @property
     def keys(self) -> KeyActions: ...
 
+    @property
+    def rollouts(self) -> RolloutActions: ...
+
     def status(self) -> ServerReport: ...
+
+    def startup(self) -> StartupReport:
+        """The server's start and the last loads of models."""
+        ...
 
     def drain(self) -> None:
         """Begin to shut down as after SIGTERM; returns at once."""

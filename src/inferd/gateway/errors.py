@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from inferd.errors import (
+    Cancelled,
     DeadlineExceeded,
     InferdError,
     InternalError,
@@ -20,12 +21,21 @@ from inferd.errors import (
     ModelNotFound,
     QuotaExceeded,
     Unauthenticated,
+    from_failure,
 )
+from inferd.types import End
 
 
 class RouteNotFound(InferdError):
     kind = "route_not_found"
     default_code = "route_not_found"
+
+
+class RequestNotFound(InferdError):
+    """No call with this id is among those that are kept, or it is another tenant's."""
+
+    kind = "request_not_found"
+    default_code = "request_not_found"
 
 
 class MethodNotAllowed(InferdError):
@@ -81,6 +91,8 @@ TABLE: Final[dict[str, ErrorKind]] = {
     "upstream_failed": ErrorKind(502, "server_error"),
     "model_not_found": ErrorKind(404, "invalid_request_error"),
     "key_not_found": ErrorKind(404, "invalid_request_error"),
+    "request_not_found": ErrorKind(404, "invalid_request_error"),
+    "stored_not_found": ErrorKind(404, "invalid_request_error"),
     "state_unavailable": ErrorKind(503, "server_error", retry_after_s=1),
     "overloaded": ErrorKind(503, "server_error", retry_after_s=1),
     "unavailable": ErrorKind(503, "server_error", retry_after_s=1),
@@ -147,36 +159,39 @@ def kind_of(error: InferdError) -> ErrorKind:
     return kind if status is None else kind._replace(status=status)
 
 
-def error_body(error: InferdError) -> bytes:
+def error_body(error: InferdError, request_id: str = "") -> bytes:
     """The JSON body of an error. An error whose kind is not in ``TABLE`` is shown as an internal error."""
-    error = _named(error)
+    error = known_error(error)
     detail = ErrorDetail(printable(error.message, MAX_MESSAGE_CHARS), kind_of(error).type, error.param, error.code)
     return msgspec.json.encode(ErrorBody(detail))
 
 
-def error_text(error: InferdError) -> bytes:
+def error_text(error: InferdError, request_id: str = "") -> bytes:
     """As ``error_body``, in KServe's form."""
-    return msgspec.json.encode(ErrorText(printable(_named(error).message, MAX_MESSAGE_CHARS)))
+    return msgspec.json.encode(ErrorText(printable(known_error(error).message, MAX_MESSAGE_CHARS)))
 
 
-def error_words(error: InferdError) -> bytes:
+def error_words(error: InferdError, request_id: str = "") -> bytes:
     """As ``error_body``, in the form of text-embeddings-inference."""
-    status = kind_of(_named(error)).status
+    status = kind_of(known_error(error)).status
     kind = "Overloaded" if status in (429, 503) else "Validation" if status < 500 else "Backend"
-    return msgspec.json.encode(ErrorWords(printable(_named(error).message, MAX_MESSAGE_CHARS), kind))
+    return msgspec.json.encode(ErrorWords(printable(known_error(error).message, MAX_MESSAGE_CHARS), kind))
 
 
-def _named(error: InferdError) -> InferdError:
+def known_error(error: InferdError) -> InferdError:
+    """The error, or an internal error in the place of one whose kind is not in ``TABLE``."""
     if error.kind in TABLE:
         return error
     return InternalError("The server met an internal error; the log has the details.")
 
 
 class ErrorShape(NamedTuple):
-    """The form of a dialect's error bodies: the type for the OpenAPI document, and the function that encodes one."""
+    """The form of a dialect's errors."""
 
-    wire: type[msgspec.Struct]
-    encode: Callable[[InferdError], bytes]
+    wire: type[msgspec.Struct]  # of a body, for the OpenAPI document
+    encode: Callable[[InferdError, str], bytes]  # the body of an error; the text is the request's id
+    event: bytes = b"data: "  # before the body of an error that ends a stream
+    id_header: bytes = b""  # that has the request's id in every answer, beside x-request-id
 
 
 OPENAI_ERRORS: Final = ErrorShape(ErrorBody, error_body)
@@ -245,3 +260,32 @@ def loggable(error: InferdError, model: str | None) -> str:
         else _QUOTED.sub(lambda found: found[0] if found[0][1:-1] in kept else "'...'", error.message)
     )
     return printable(said, 256)
+
+
+def failure_of(end: End) -> InferdError | None:
+    """The error of a request that ended with ``end``; None: it was done. To raise it, use ``check_end``."""
+    return None if is_done(end) else _error_of(end)
+
+
+def check_end(end: End) -> None:
+    """Raise the error of a request that ended with ``end``, if it was not done.
+
+    Raise with this function and not the result of ``failure_of``: a frame with the error in a variable makes a
+    reference cycle of error, traceback and frame. The cycle keeps the request and its prompt in memory until the
+    garbage collector runs.
+    """
+    if not is_done(end):
+        raise _error_of(end)
+
+
+def is_done(end: End) -> bool:
+    """Whether a request that ended with ``end`` was computed to its end."""
+    return end.failure is None and end.outcome == "done"
+
+
+def _error_of(end: End) -> InferdError:
+    if end.failure is not None:
+        return from_failure(end.failure)
+    if end.outcome == "cancelled":
+        return Cancelled("The request was cancelled by the server; try again.")
+    return InternalError("The request failed; the log has the details.")

@@ -7,14 +7,14 @@ Only complete, successful answers are repeated; a failed request is computed aga
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from inferd.gateway.admission import reserve
-from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE, Answer, Call, EventStream, Response
+from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE, Call, EventStream, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid
-from inferd.http.asgi import Headers
+from inferd.http.exchange import Headers
 from inferd.tenancy.idempotency import MAX_ANSWER_BYTES, MAX_KEY_CHARS, Claim, StoredAnswer
 
 _STORED_HEADERS: Final = frozenset({b"inference-header-content-length"})
@@ -26,36 +26,47 @@ def stored_headers(headers: Headers) -> Headers:
     return tuple([header for header in headers if header[0].lower() in _STORED_HEADERS])
 
 
-async def run_idempotent(
-    context: Context, call: Call, raw: bytes, model: str, compute: Callable[[], Awaitable[Answer]]
-) -> Answer:
-    """The result of ``compute``, or the stored answer of an earlier request with the same Idempotency-Key.
+async def repeated(context: Context, call: Call, identity: bytes, model: str) -> Response | None:
+    """The stored answer of an earlier request with the same Idempotency-Key; None: this is the first request, and its
+    answer will be stored.
 
     Raises IdempotencyConflict for another body under the same key, and InvalidRequest for a malformed key.
     """
-    header = call.header(b"idempotency-key")
-    if header is None or context.idempotency is None:
-        return await compute()
-    key = header.decode("latin-1")
+    assert context.idempotency is not None, "asked for where there is a store"
+    key = (call.header(b"idempotency-key") or b"").decode("latin-1")
     if not 1 <= len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
         raise invalid(
             "idempotency-key", f"The header Idempotency-Key must be 1 to {MAX_KEY_CHARS} printable ASCII characters."
         )
-    digest = hashlib.sha256(b"%b %b\n%b" % (call.method.encode(), call.route.encode(), raw)).digest()
+    digest = hashlib.sha256(b"%b %b\n%b" % (call.method.encode(), call.route.encode(), identity)).digest()
     found = await context.idempotency.begin(call.principal.tenant, key, digest)
     if isinstance(found, StoredAnswer):
         reserve(context, call, model)
         streamed = EVENTS_HEADERS if found.content_type == EVENTS_TYPE else ()
         return Response(found.status, found.body, found.content_type, (*found.headers, *_REPLAYED, *streamed))
-    call.closers.append(found.abandon)  # has no effect after ``finish``
-    answer = await compute()
-    if isinstance(answer, EventStream):
-        return EventStream(_recorded(answer.frames, answer.ending, found), answer.headers, answer.ending)
-    if answer.status == 200:
-        await found.finish(
-            StoredAnswer(answer.status, answer.content_type, answer.body, stored_headers(answer.headers))
-        )
-    return answer
+    call.closers += (found.abandon,)  # has no effect after ``finish``
+    call.recorders += (_Claimed(found),)
+    return None
+
+
+class _Claimed:
+    """Stores the answer to the first request with a key."""
+
+    __slots__ = ("_claim",)
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+
+    async def record(self, response: Response) -> Response:
+        """Store a success; a failed request is computed again."""
+        if response.status == 200:
+            await self._claim.finish(
+                StoredAnswer(response.status, response.content_type, response.body, stored_headers(response.headers))
+            )
+        return response
+
+    def record_events(self, events: EventStream) -> EventStream:
+        return EventStream(_recorded(events.frames, events.ending, self._claim), events.headers, events.ending)
 
 
 async def _recorded(frames: AsyncGenerator[bytes, None], ending: bytes, claim: Claim) -> AsyncGenerator[bytes, None]:

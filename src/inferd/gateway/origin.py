@@ -15,7 +15,7 @@ from inferd.config import ServerConfig
 from inferd.errors import Forbidden, InvalidRequest
 from inferd.gateway.call import Call
 from inferd.gateway.errors import printable
-from inferd.http.asgi import Headers
+from inferd.http.exchange import Headers
 
 _HOST: Final = re.compile(
     rb"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}(?:%25[A-Za-z0-9._-]{1,32})?\])"
@@ -25,6 +25,7 @@ _SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _MAX_HOST_RESULTS: Final = 256
 _EXPOSED: Final = (
     b"x-request-id, retry-after, idempotent-replayed, x-inferd-cache, x-inferd-ignored-params, "
+    b"x-inferd-unenforced-params, "
     b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, "
     b"inference-header-content-length"
@@ -51,7 +52,7 @@ class Origins:
         allowed."""
         host = call.header(b"host")
         if host is None:
-            if call.http_version == "1.0":
+            if call.head.http_version == "1.0":
                 return
             raise InvalidRequest("The Host header is missing; HTTP/1.1 needs one.", code="invalid_host")
         allowed = self._host_results.get(host)
@@ -59,7 +60,7 @@ class Origins:
             allowed = self._is_allowed(host)
             if len(self._host_results) < _MAX_HOST_RESULTS:
                 self._host_results[host] = allowed
-        if call.count(b"host") > 1:
+        if call.head.count(b"host") > 1:
             raise InvalidRequest("The Host header came twice; send it once.", code="invalid_host")
         if not allowed:
             name = printable(host.decode("latin-1"))
@@ -103,7 +104,7 @@ class Origins:
         # A browser lets every page read a WebSocket of another origin, so the server must refuse it.
         if origin is None or headers or (call.method in _SAFE and call.offer is None):
             return headers
-        if origin.lower().partition(b"://")[2] != (call.header(b"host") or b"").lower():
+        if not is_same_origin(call):
             name = printable(origin.decode("latin-1"))
             raise Forbidden(
                 f"Pages of the origin {name!r} may not call this server; add it to server.cors_origins.",
@@ -136,6 +137,23 @@ _ALLOWED_HEADERS: Final = (
     b"x-stainless-runtime-version, x-stainless-timeout, x-stainless-helper-method, "
     b"inference-header-content-length, content-encoding"
 )
+
+
+def is_same_origin(call: Call) -> bool:
+    """Whether a page of this server sent the request, or a person opened its address.
+
+    A page cannot set Sec-Fetch-Site or Origin. Sec-Fetch-Site counts first: it is also right behind a proxy that
+    changes the Host header. Browsers send it to HTTPS and loopback addresses alone, and Origin with every unsafe
+    method. Without both headers only a safe method counts, because another origin cannot read its answer.
+    """
+    is_safe = call.method in _SAFE and call.offer is None
+    site = call.header(b"sec-fetch-site")
+    if site is not None:
+        return site == b"same-origin" or (site == b"none" and is_safe)
+    origin = call.header(b"origin")
+    if origin is None:
+        return is_safe
+    return origin.lower().partition(b"://")[2] == (call.header(b"host") or b"").lower()
 
 
 def is_loopback(host: str) -> bool:

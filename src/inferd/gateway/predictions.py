@@ -6,63 +6,60 @@ worker decodes the body, and its answer is sent unchanged. Does not know tensors
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Final
 
-import msgspec
-
+from inferd import clock
 from inferd.errors import InternalError, InvalidRequest
 from inferd.gateway.admission import reserve, terms_of
-from inferd.gateway.caching import CacheInputs, get_or_compute
-from inferd.gateway.call import Answer, Call, Response
+from inferd.gateway.caching import CacheInputs
+from inferd.gateway.call import PENDING, Answer, Call, Response
 from inferd.gateway.context import Context
-from inferd.gateway.generation import check_end
-from inferd.gateway.idempotency import run_idempotent
-from inferd.gateway.upstream import ModelStatus, Stream
+from inferd.gateway.errors import check_end
+from inferd.gateway.rescue import rescuing
+from inferd.gateway.stages import answer_of
+from inferd.gateway.terms import Cost, PredictFields
+from inferd.gateway.upstream import ModelStatus
+from inferd.router.stream import Stream, open_stream
 from inferd.types import Output, Prediction, PredictRequest
 
 BYTES_PER_TOKEN: Final = 64  # tensors have no tokens; with this rate the queue's limit in bytes is reached first
 
 
-class PredictFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a request for a prediction that the gateway uses, and its body for the worker."""
-
-    dialect: str
-    body: bytes
-    header_bytes: int = -1
-    version: str = ""
-    sequence: str = ""
-    sequence_start: bool = False
-    sequence_end: bool = False
-    may_wait: bool = True
-    priority: int | None = None  # as in ``Request``
-    timeout: float | None = None  # seconds
-    tokens: int = 0  # an upper bound of its tokens, for the tenant's quota; 0: it has no tokens
-
-
-async def predict(
-    context: Context, call: Call, model: ModelStatus, fields: PredictFields, *, tasks: tuple[str, ...]
-) -> Answer:
+async def predict(context: Context, call: Call, model: ModelStatus, fields: PredictFields, *tasks: str) -> Answer:
     """The model's answer in the request's dialect: computed now, repeated for an Idempotency-Key, or cached. The model
     must have one of the ``tasks``.
 
-    Raises InvalidRequest, QuotaExceeded, IdempotencyConflict, what the router raises and the error of a failed request.
+    Raises InvalidRequest, QuotaExceeded, IdempotencyConflict, and what the router raises.
     """
     check_task(model, *tasks)
-    return await get_or_compute_prediction(
-        context, call, model, fields, lambda: compute_prediction(context, call, model, fields)
-    )
+    return await answer_of(context, call, PredictWork(model, fields))
 
 
-async def get_or_compute_prediction(
-    context: Context, call: Call, model: ModelStatus, fields: PredictFields, compute: Callable[[], Awaitable[Response]]
-) -> Answer:
-    """The result of ``compute``, or the stored or cached answer of an equal earlier request."""
+class PredictWork:
+    """A request for a prediction, for the stages."""
 
-    def inputs() -> CacheInputs:
-        info = model.info
+    __slots__ = ("_fields", "_model", "_request")
+
+    _request: PredictRequest
+
+    def __init__(self, model: ModelStatus, fields: PredictFields) -> None:
+        self._model = model
+        self._fields = fields
+
+    @property
+    def model_name(self) -> str:
+        return self._model.name
+
+    def identity(self) -> bytes:
+        fields = self._fields
+        return f"{self._model.name} {fields.version} {fields.dialect} {fields.header_bytes}\n".encode() + fields.body
+
+    def inputs(self, context: Context) -> CacheInputs | None:
+        fields, info = self._fields, self._model.info
+        if fields.sequence:  # its answer depends on earlier requests of the sequence
+            return None
         return CacheInputs(
-            model.name,
+            self._model.name,
             None if info is None else f"{info.fingerprint} {info.artifact}",
             fields.body,
             f"{fields.dialect} {fields.header_bytes}".encode(),
@@ -72,19 +69,17 @@ async def get_or_compute_prediction(
             is_exact=True,
         )
 
-    async def find_or_compute() -> Answer:
-        if fields.sequence:  # its answer depends on the sequence's earlier requests
-            return await compute()
-        return await get_or_compute(context, call, inputs, model.name, compute)
+    def prepare(self, context: Context, call: Call) -> Cost:
+        self._request = predict_request(call, self._model, self._fields)
+        return Cost(self._fields.tokens, 0, self._request.num_tokens)
 
-    if call.header(b"idempotency-key") is None:
-        return await find_or_compute()
-    asks = f"{model.name} {fields.version} {fields.dialect} {fields.header_bytes}\n".encode()
-    return await run_idempotent(context, call, asks + fields.body, model.name, find_or_compute)
+    async def submit(self, context: Context, call: Call) -> Answer:
+        call.requests.append(rescuing(context.router, call).submit(self._request, call))
+        return PENDING
 
 
 async def compute_prediction(context: Context, call: Call, model: ModelStatus, fields: PredictFields) -> Response:
-    """The model's answer, computed now. Raises what ``submit`` raises and the error of a failed request."""
+    """The model's answer, for a call that is not its request's sink. Raises the error of a failed request."""
     stream = submit(context, call, model, fields)
     prediction: Prediction | None = None
     async for output in stream:
@@ -126,13 +121,14 @@ def check_task(model: ModelStatus, *tasks: str) -> None:
 
 
 def submit(context: Context, call: Call, model: ModelStatus, fields: PredictFields) -> Stream:
-    """Reserve the request's quota and put it into the model's queue. The call owns the stream. Raises InvalidRequest,
-    QuotaExceeded and what the router raises."""
+    """Admit a request whose items a task reads, and submit it."""
     call.model = model.name
+    call.received_at = clock.now()
     request = predict_request(call, model, fields)
     reserve(context, call, model.name, prompt_tokens=fields.tokens)
-    stream = context.router.submit(request)
-    call.streams.append(stream)
+    call.submitted_at = clock.now()
+    stream = open_stream(rescuing(context.router, call), request)
+    call.requests.append(stream.request)
     return stream
 
 

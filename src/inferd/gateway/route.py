@@ -11,9 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from inferd.events import Operation
 from inferd.gateway.call import Answer, Call, Switched
 from inferd.gateway.context import Context
 from inferd.gateway.errors import OPENAI_ERRORS, ErrorShape
+from inferd.http.exchange import Headers
+from inferd.observe.payloads.texts import Texts
 from inferd.tenancy.principal import Scope
 
 Endpoint = Callable[[Context, Call, str], Awaitable[Answer | Switched]]
@@ -30,7 +33,7 @@ class Route(NamedTuple):
     summary: str
     request: type[msgspec.Struct] | None = None
     response: type[msgspec.Struct] | type[list[Any]] | UnionType | None = None
-    chunk: type[msgspec.Struct] | None = None  # the type of each event of a streamed answer
+    chunk: type[msgspec.Struct] | UnionType | None = None  # the type of each event of a streamed answer
     media: bytes = b"application/json"
     statuses: tuple[int, ...] = ()  # of error answers
     success: int = 200
@@ -38,6 +41,12 @@ class Route(NamedTuple):
     needs_body: bool = True  # where there is a ``request``
     errors: ErrorShape = OPENAI_ERRORS
     query: type[msgspec.Struct] | None = None
+    headers: Headers = ()  # of every answer of this route, errors included
+    of_console: bool = False  # for this server's own pages; not served where server.console is off
+    events: str = ""  # the form of the events of type ``chunk``, for the OpenAPI document; empty: OpenAI's
+    operation: Operation | None = None  # that it asks a model for, for records, traces and metrics
+    texts: Texts | None = None  # the texts that may be kept in records of payloads; None: sizes and digests alone
+    page: bytes = b""  # the relative address of the page that a browser gets instead, where there is a console
 
 
 class Match(NamedTuple):
@@ -48,13 +57,10 @@ class Match(NamedTuple):
     rest: str
 
     @property
-    def scope(self) -> Scope:
-        """The scope that a request needs before an answer says anything about this path."""
-        return next(iter(self.by_method.values())).scope
-
-    @property
-    def errors(self) -> ErrorShape:
-        return next(iter(self.by_method.values())).errors
+    def first(self) -> Route:
+        """The route that speaks for the path where none has the request's method. Its scope is needed before an answer
+        says anything about the path."""
+        return next(iter(self.by_method.values()))
 
     @property
     def allow(self) -> str:

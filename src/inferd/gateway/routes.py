@@ -1,7 +1,7 @@
 """The table of routes: for each method and path the endpoint, the scope of the key, and the bodies.
 
 The OpenAPI document is generated from the same table, so the document describes every route that is served and no
-other.
+other. The routes of the console are for its own pages, and not in the document.
 """
 
 from __future__ import annotations
@@ -11,21 +11,30 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from inferd.events import Operation
+from inferd.gateway import operations
 from inferd.gateway.admin import endpoints as admin
-from inferd.gateway.admin import health
+from inferd.gateway.admin import health, rollouts
+from inferd.gateway.admin import requests as records
+from inferd.gateway.admin.audit import AuditList, AuditQuery, list_entries
 from inferd.gateway.admin.pages import docs_page, start_page
 from inferd.gateway.admission import visible_models
+from inferd.gateway.anthropic import models as anthropic_models
+from inferd.gateway.anthropic.routes import ROUTES as MESSAGES_ROUTES
 from inferd.gateway.background import AsyncRequest
-from inferd.gateway.caching import CacheInputs, get_or_compute, relay_cache_inputs
+from inferd.gateway.body.compression import wanted_encoding
+from inferd.gateway.body.decode import decode_body, json_body
 from inferd.gateway.call import HTML_TYPE, Answer, Call, Response, read_body, require_json
+from inferd.gateway.console import endpoints as console
+from inferd.gateway.console.assets import DOCS_PAGE
+from inferd.gateway.console.security import CONSOLE_HEADERS
 from inferd.gateway.context import Context
 from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, UnloadReport
-from inferd.gateway.decode import decode_body, within_decode_cost
+from inferd.gateway.decisions.routes import ROUTES as DECISION_ROUTES
 from inferd.gateway.errors import KSERVE_ERRORS, OPENAI_ERRORS, TEI_ERRORS, ErrorShape
-from inferd.gateway.idempotency import run_idempotent
 from inferd.gateway.kserve import models as kserve
 from inferd.gateway.kserve import rest as v2
-from inferd.gateway.kserve.generate import TextAnswer, TextRequest
+from inferd.gateway.kserve.generate import GENERATE_TEXTS, TextAnswer, TextRequest
 from inferd.gateway.kserve.invocations import (
     MLFLOW_ERRORS,
     InstancesRequest,
@@ -35,10 +44,22 @@ from inferd.gateway.kserve.invocations import (
     predict_v1,
 )
 from inferd.gateway.kserve.statistics import StatisticsAnswer
-from inferd.gateway.kserve.wire import InferRequest, InferResponse
+from inferd.gateway.kserve.wire import (
+    Done,
+    IndexRequest,
+    InferRequest,
+    InferResponse,
+    Live,
+    ModelReady,
+    Ready,
+    RepositoryRequest,
+)
 from inferd.gateway.openai import models, texts
 from inferd.gateway.openai.chat import create_chat_completion
 from inferd.gateway.openai.completions import create_completion
+from inferd.gateway.openai.payloads import COMPLETION_TEXTS
+from inferd.gateway.openai.relay import relay_request
+from inferd.gateway.openai.relay_fields import CHAT, TEXT
 from inferd.gateway.openai.tokenize import detokenize, tokenize
 from inferd.gateway.openai.wire import (
     ChatCompletion,
@@ -57,60 +78,51 @@ from inferd.gateway.openai.wire import (
     detokenize_decoder,
     tokenize_decoder,
 )
-from inferd.gateway.relay import relay_request, remote_model_of
-from inferd.gateway.relay_fields import CHAT, TEXT
+from inferd.gateway.responses import models as codex_models
+from inferd.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
+from inferd.gateway.responses.stored_routes import STORED_ROUTES
 from inferd.gateway.route import Endpoint, Route
 from inferd.gateway.windows.endpoint import stream
 from inferd.gateway.windows.options import WindowOptions
+from inferd.observe.payloads.texts import JsonAnswers, Texts
+from inferd.observe.startup import StartupReport
+from inferd.observe.why import RecordReport
 from inferd.predict.codecs import text_wire as wire
+from inferd.rollout.machine import Command
+from inferd.rollout.rollouts import RolloutReport
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Scope
 
 METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_VARY_ACCEPT: Final = ((b"vary", b"accept"),)
 
 
 async def _chat(context: Context, call: Call, rest: str) -> Answer:
-    require_json(call)
-    raw = await within_decode_cost(await read_body(call, context.max_body_bytes, context.body_timeout_s))
-    name = remote_model_of(context, call, raw)
-    if name is not None:
-        return await call.with_cancellation(_relay(context, call, name, CHAT, raw))
-    body = await decode_body(raw, chat_decoder)
-    return await call.with_cancellation(create_chat_completion(context, call, raw, body))
+    raw = await json_body(call, context.max_body_bytes, context.body_timeout_s)
+    answer = await relay_request(context, call, CHAT, raw)
+    if answer is not None:
+        return answer
+    return await create_chat_completion(context, call, raw, await decode_body(raw, chat_decoder))
 
 
 async def _completion(context: Context, call: Call, rest: str) -> Answer:
-    require_json(call)
-    raw = await within_decode_cost(await read_body(call, context.max_body_bytes, context.body_timeout_s))
-    name = remote_model_of(context, call, raw)
-    if name is not None:
-        return await call.with_cancellation(_relay(context, call, name, TEXT, raw))
-    body = await decode_body(raw, completion_decoder)
-    return await call.with_cancellation(create_completion(context, call, raw, body))
-
-
-async def _relay(context: Context, call: Call, name: str, path: str, raw: bytes) -> Answer:
-    """Answer for a model that has remote replicas alone."""
-
-    async def compute() -> Answer:
-        return await relay_request(context, call, name, path, raw)
-
-    def inputs() -> CacheInputs:
-        return relay_cache_inputs(context, name, raw)
-
-    return await run_idempotent(context, call, raw, name, lambda: get_or_compute(context, call, inputs, name, compute))
+    raw = await json_body(call, context.max_body_bytes, context.body_timeout_s)
+    answer = await relay_request(context, call, TEXT, raw)
+    if answer is not None:
+        return answer
+    return await create_completion(context, call, raw, await decode_body(raw, completion_decoder))
 
 
 async def _tokenize(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, context.max_body_bytes, context.body_timeout_s), tokenize_decoder)
-    return await call.with_cancellation(tokenize(context, call, body))
+    return await tokenize(context, call, body)
 
 
 async def _detokenize(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
     body = await decode_body(await read_body(call, context.max_body_bytes, context.body_timeout_s), detokenize_decoder)
-    return await call.with_cancellation(detokenize(context, call, body))
+    return await detokenize(context, call, body)
 
 
 async def _async_poll(context: Context, call: Call, rest: str) -> Answer:
@@ -122,10 +134,16 @@ async def _async_cancel(context: Context, call: Call, rest: str) -> Answer:
 
 
 async def _models(context: Context, call: Call, rest: str) -> Answer:
+    if anthropic_models.is_asked(call):
+        return anthropic_models.list_models(context, call)
+    if codex_models.is_asked(call):
+        return codex_models.list_models(context, call)
     return models.list_models(context, call)
 
 
 async def _model(context: Context, call: Call, rest: str) -> Answer:
+    if anthropic_models.is_asked(call):
+        return anthropic_models.get_model(context, call, rest)
     return models.get_model(context, call, rest)
 
 
@@ -146,23 +164,33 @@ async def _load(context: Context, call: Call, rest: str) -> Answer:
 
 
 async def _metrics(context: Context, call: Call, rest: str) -> Answer:
-    return Response(200, context.metrics(), METRICS_TYPE)
+    accept = call.header(b"accept") or b""
+    page = await context.metrics(accept.decode("latin-1"))
+    return Response(200, page.body, page.media.encode("ascii"), _VARY_ACCEPT)
 
 
 async def _openapi(context: Context, call: Call, rest: str) -> Answer:
+    call.encoding = wanted_encoding(call)
     return Response(200, context.openapi())
 
 
 async def _docs(context: Context, call: Call, rest: str) -> Answer:
-    return Response(200, docs_page(), HTML_TYPE)
+    if not context.config.server.console:
+        return Response(200, docs_page(), HTML_TYPE)
+    return await context.console.assets.answer(call, DOCS_PAGE)
 
 
 async def _start(context: Context, call: Call, rest: str) -> Answer:
-    return Response(200, start_page(visible_models(context, call.principal)), HTML_TYPE)
+    host = (call.header(b"host") or b"localhost").decode("latin-1")
+    return Response(200, start_page(visible_models(context, call.principal), host), HTML_TYPE)
 
 
 async def _status(context: Context, call: Call, rest: str) -> Answer:
     return admin.status(context, call)
+
+
+async def _startup(context: Context, call: Call, rest: str) -> Answer:
+    return admin.startup(context, call)
 
 
 async def _drain(context: Context, call: Call, rest: str) -> Answer:
@@ -181,6 +209,7 @@ async def _create_key(context: Context, call: Call, rest: str) -> Answer:
     return await admin.create_key(context, call)
 
 
+_CLASSES: Final = JsonAnswers()
 _REFUSALS: Final = (401, 403)  # statuses of every route that is not public
 _GENERATES: Final = (400, *_REFUSALS, 404, 408, 409, 413, 415, 422, 429, 500, 502, 503, 504)
 
@@ -204,9 +233,16 @@ def _post(
     summary: str,
     request: type[msgspec.Struct],
     response: type[msgspec.Struct],
+    operation: Operation,
     chunk: Any = None,
+    texts: Texts | None = None,
 ) -> Route:
-    return Route("POST", pattern, "infer", endpoint, summary, request, response, chunk, b"application/json", _GENERATES)
+    return Route(
+        *("POST", pattern, "infer", endpoint, summary, request, response, chunk),
+        statuses=_GENERATES,
+        operation=operation,
+        texts=texts,
+    )
 
 
 def _probe(pattern: str, endpoint: Endpoint, summary: str, response: type[msgspec.Struct], *also: int) -> Route:
@@ -224,6 +260,7 @@ def _admin(
     success: int = 200,
     also: tuple[int, ...] = (),
     needs_body: bool = True,
+    query: type[msgspec.Struct] | None = None,
 ) -> Route:
     return Route(
         method,
@@ -237,6 +274,7 @@ def _admin(
         success=success,
         also=also,
         needs_body=needs_body,
+        query=query,
     )
 
 
@@ -269,6 +307,8 @@ def _kserve() -> tuple[Route, ...]:
         statuses: tuple[int, ...] = _GENERATES,
         chunk: Any = None,
         needs_body: bool = True,
+        operation: Operation | None = None,
+        texts: Texts | None = None,
     ) -> Route:
         return Route(
             "POST",
@@ -282,21 +322,23 @@ def _kserve() -> tuple[Route, ...]:
             statuses=statuses,
             needs_body=needs_body,
             errors=KSERVE_ERRORS,
+            operation=operation,
+            texts=texts,
         )
 
     both = (model, model + "/versions/{version}")
     repository = "/v2/repository/models/{model}"
     manages = (400, *_REFUSALS, 404, 408, 413, 415, 500, 503)
     return (
-        get("/v2/health/live", v2.live, "Is the process alive?", v2.Live, "public"),
-        get("/v2/health/ready", v2.ready, "Can requests be served?", v2.Ready, "public", also=(503,)),
+        get("/v2/health/live", v2.live, "Is the process alive?", Live, "public"),
+        get("/v2/health/ready", v2.ready, "Can requests be served?", Ready, "public", also=(503,)),
         get("/v2", v2.server_metadata, "What this server is.", kserve.ServerMetadata),
         *[
             get(one, v2.model_metadata, "Inputs and outputs of a model.", kserve.ModelMetadata, statuses=refusals[3:])
             for one in both
         ],
         *[
-            get(f"{one}/ready", v2.model_ready, "Can the model be asked?", v2.ModelReady, statuses=(404,), also=(503,))
+            get(f"{one}/ready", v2.model_ready, "Can the model be asked?", ModelReady, statuses=(404,), also=(503,))
             for one in both
         ],
         *[
@@ -314,7 +356,13 @@ def _kserve() -> tuple[Route, ...]:
             get(f"{one}/stats", v2.model_statistics, "What the model has done.", StatisticsAnswer, statuses=(404,))
             for one in both
         ],
-        *[post(f"{one}/infer", v2.infer, "Tensors in, tensors out.", InferRequest, InferResponse) for one in both],
+        *[
+            post(
+                *(f"{one}/infer", v2.infer, "Tensors in, tensors out.", InferRequest, InferResponse),
+                operation=operations.PREDICT,
+            )
+            for one in both
+        ],
         *[
             Route(
                 *("GET", f"{one}/stream", "infer", stream, "Windows of a stream of samples, over a WebSocket."),
@@ -322,10 +370,18 @@ def _kserve() -> tuple[Route, ...]:
                 success=101,
                 errors=KSERVE_ERRORS,
                 query=WindowOptions,
+                operation=operations.PREDICT,
             )
             for one in both
         ],
-        *[post(f"{one}/generate", v2.text, "Continue a text.", TextRequest, TextAnswer) for one in both],
+        *[
+            post(
+                *(f"{one}/generate", v2.text, "Continue a text.", TextRequest, TextAnswer),
+                operation=operations.TEXT_COMPLETION,
+                texts=GENERATE_TEXTS,
+            )
+            for one in both
+        ],
         *[
             post(
                 f"{one}/generate_stream",
@@ -334,14 +390,16 @@ def _kserve() -> tuple[Route, ...]:
                 TextRequest,
                 TextAnswer,
                 chunk=TextAnswer,
-            )
+                operation=operations.TEXT_COMPLETION,
+                texts=GENERATE_TEXTS,
+            )._replace(events="Events, each 'data: ' and a TextAnswer as JSON; the last has 'details'.")
             for one in both
         ],
         post(
             "/v2/repository/index",
             v2.repository_index,
             "The models and their states.",
-            v2.IndexRequest,
+            IndexRequest,
             list[kserve.RepositoryModel],
             scope="models",
             statuses=(400, *_REFUSALS, 408, 413, 415),
@@ -352,8 +410,8 @@ def _kserve() -> tuple[Route, ...]:
                 f"{repository}/{verb}",
                 endpoint,
                 summary,
-                v2.RepositoryRequest,
-                v2.Done,
+                RepositoryRequest,
+                Done,
                 scope="admin",
                 statuses=manages,
                 needs_body=False,
@@ -375,35 +433,185 @@ def _texts() -> tuple[Route, ...]:
         summary: str,
         request: type[msgspec.Struct],
         response: type[msgspec.Struct] | type[list[Any]] | UnionType,
+        operation: Operation,
         errors: ErrorShape = OPENAI_ERRORS,
+        texts: Texts | None = None,
     ) -> Route:
-        return Route("POST", pattern, "infer", endpoint, summary, request, response, statuses=_GENERATES, errors=errors)
+        return Route(
+            *("POST", pattern, "infer", endpoint, summary, request, response),
+            statuses=_GENERATES,
+            errors=errors,
+            operation=operation,
+            texts=texts,
+        )
 
     ranking = wire.RerankResponse | list[wire.TeiRank]
     return (
-        post("/v1/embeddings", texts.embeddings, "Texts to vectors.", wire.EmbeddingRequest, wire.EmbeddingList),
-        post("/v2/embed", texts.cohere_embed, "As Cohere does.", wire.CohereEmbedRequest, wire.CohereEmbedResponse),
-        post("/rerank", texts.rerank, "Documents by relevance to a query.", wire.RerankRequest, ranking),
-        post("/v1/rerank", texts.rerank, "Documents by relevance to a query.", wire.RerankRequest, ranking),
-        post("/v2/rerank", texts.cohere_rerank, "As Cohere does.", wire.RerankRequest, wire.CohereRerankResponse),
-        post("/score", texts.score, "How well texts belong together.", wire.ScoreRequest, wire.ScoreResponse),
-        post("/v1/score", texts.score, "How well texts belong together.", wire.ScoreRequest, wire.ScoreResponse),
-        post("/classify", texts.classify, "Texts to classes.", wire.ClassifyRequest, wire.ClassifyResponse),
-        post("/pooling", texts.pooling, "What a text model gives.", wire.PoolingRequest, wire.PoolingResponse),
-        post("/embed", texts.tei_embed, "As TEI does.", wire.TeiEmbedRequest, list[list[float]], TEI_ERRORS),
+        post(
+            "/v1/embeddings",
+            texts.embeddings,
+            "Texts to vectors.",
+            wire.EmbeddingRequest,
+            wire.EmbeddingList,
+            operations.EMBEDDINGS,
+        ),
+        post(
+            "/v2/embed",
+            texts.cohere_embed,
+            "As Cohere does.",
+            wire.CohereEmbedRequest,
+            wire.CohereEmbedResponse,
+            operations.EMBEDDINGS,
+        ),
+        post(
+            *("/rerank", texts.rerank, "Documents by relevance to a query.", wire.RerankRequest, ranking),
+            operation=operations.RERANK,
+        ),
+        post(
+            *("/v1/rerank", texts.rerank, "Documents by relevance to a query.", wire.RerankRequest, ranking),
+            operation=operations.RERANK,
+        ),
+        post(
+            "/v2/rerank",
+            texts.cohere_rerank,
+            "As Cohere does.",
+            wire.RerankRequest,
+            wire.CohereRerankResponse,
+            operations.RERANK,
+        ),
+        post(
+            *("/score", texts.score, "How well texts belong together.", wire.ScoreRequest, wire.ScoreResponse),
+            operation=operations.SCORE,
+        ),
+        post(
+            *("/v1/score", texts.score, "How well texts belong together.", wire.ScoreRequest, wire.ScoreResponse),
+            operation=operations.SCORE,
+        ),
+        post(
+            *(
+                "/classify",
+                texts.classify,
+                "Texts to classes.",
+                wire.ClassifyRequest,
+                wire.ClassifyResponse,
+                operations.CLASSIFY,
+            ),
+            texts=_CLASSES,
+        ),
+        post(
+            *("/pooling", texts.pooling, "What a text model gives.", wire.PoolingRequest, wire.PoolingResponse),
+            operation=operations.POOLING,
+        ),
+        post(
+            "/embed",
+            texts.tei_embed,
+            "As TEI does.",
+            wire.TeiEmbedRequest,
+            list[list[float]],
+            operations.EMBEDDINGS,
+            TEI_ERRORS,
+        ),
         post(
             "/predict",
             texts.tei_predict,
             "Texts to classes, as text-embeddings-inference does.",
             wire.TeiPredictRequest,
             list[wire.TeiPrediction | list[wire.TeiPrediction]],
+            operations.PREDICT,
             TEI_ERRORS,
+            _CLASSES,
         ),
         Route(
             *("GET", "/info", "models", texts.tei_info, "The text model, as text-embeddings-inference tells of it."),
             response=texts.TeiInfo,
             statuses=(400, *_REFUSALS, 404, 503),
             errors=TEI_ERRORS,
+        ),
+    )
+
+
+def _console() -> tuple[Route, ...]:
+    """The console's page and files, its sign-in, and what its pages read."""
+
+    def of_console(
+        method: Literal["GET", "POST", "DELETE"],
+        pattern: str,
+        scope: Scope,
+        endpoint: Endpoint,
+        summary: str,
+        *statuses: int,
+        request: type[msgspec.Struct] | None = None,
+        response: type[msgspec.Struct] | None = None,
+        media: bytes = b"application/json",
+        success: int = 200,
+    ) -> Route:
+        return Route(
+            *(method, pattern, scope, endpoint, summary, request, response),
+            media=media,
+            statuses=statuses,
+            success=success,
+            headers=CONSOLE_HEADERS,
+            of_console=True,
+        )
+
+    return (
+        of_console("GET", "/console", "public", console.to_page, "To the console.", success=308),
+        of_console("GET", "/console/", "public", console.page, "The console.", media=HTML_TYPE),
+        of_console("GET", "/console/assets/{file}", "public", console.asset, "A file of the console.", 404),
+        of_console(
+            *("GET", "/console/session", "public", console.session, "What the console may show and do."),
+            response=console.SessionReport,
+        ),
+        of_console(
+            *("POST", "/console/session", "public", console.sign_in, "Exchange a key for a session of the console."),
+            *(400, 401, 403, 408, 413, 415, 429),
+            request=console.SignIn,
+            success=204,
+        ),
+        of_console(
+            *("DELETE", "/console/session", "public", console.sign_out, "End the session.", 403),
+            success=204,
+        ),
+        of_console(
+            *("GET", "/console/live", "metrics", console.live, "Live numbers, as server-sent events."),
+            *(*_REFUSALS, 503),
+            media=b"text/event-stream",
+        ),
+        of_console(
+            *("GET", "/console/alerts", "metrics", console.alerts, "The alerts that fire.", *_REFUSALS, 503),
+            response=console.AlertList,
+        ),
+    )
+
+
+def _rollouts() -> tuple[Route, ...]:
+    """How rollouts are, and a route for each command."""
+    told: tuple[tuple[Command, str], ...] = (
+        ("start", "Begin a rollout, or begin it anew."),
+        ("pause", "Stay at the present step; the guards still watch."),
+        ("resume", "Go on after a pause, or follow a changed plan."),
+        ("promote", "Go on to the next step now, or to all units."),
+        ("abort", "End a rollout; the stable version serves all units."),
+        ("undo", "Take a promoted version back."),
+    )
+    base = "/admin/rollouts"
+    return (
+        _admin("GET", base, rollouts.list_rollouts, "The rollouts.", rollouts.RolloutList),
+        _admin("GET", base + "/{model}", rollouts.get_rollout, "A rollout and its changes.", RolloutReport, 400, 404),
+        *[
+            _admin(
+                *("POST", f"{base}/{{model}}/{command}", rollouts.commanding(command), summary, RolloutReport),
+                *(400, 404, 408, 413, 415),
+                request=rollouts.RolloutCommand,
+                needs_body=False,
+            )
+            for command, summary in told
+        ],
+        _admin(
+            *("POST", base + "/{model}/bad", rollouts.note_bad, "Report something bad about an answer."),
+            rollouts.BadNoted,
+            *(400, 404, 408, 413, 415),
+            request=rollouts.BadReport,
         ),
     )
 
@@ -415,6 +623,7 @@ def _invocations() -> tuple[Route, ...]:
         "Rows in, predictions out (KServe v1).",
         InstancesRequest,
         Predictions,
+        operations.PREDICT,
     )
     mlflow = _post(
         "/invocations",
@@ -422,15 +631,33 @@ def _invocations() -> tuple[Route, ...]:
         "The same as MLflow and SageMaker ask; also a table as text/csv.",
         InvocationRequest,
         Predictions,
+        operations.PREDICT,
     )
     return (v1._replace(errors=KSERVE_ERRORS), mlflow._replace(errors=MLFLOW_ERRORS))
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    _post("/v1/chat/completions", _chat, "Answer a conversation.", ChatRequest, ChatCompletion, ChatCompletionChunk),
-    _post("/v1/completions", _completion, "Continue a text, or score it.", CompletionRequest, Completion, Completion),
-    _post("/tokenize", _tokenize, "Text or messages to token ids.", TokenizeRequest, TokenizeResponse),
-    _post("/detokenize", _detokenize, "Token ids to text.", DetokenizeRequest, DetokenizeResponse),
+    _post(
+        *("/v1/chat/completions", _chat, "Answer a conversation.", ChatRequest, ChatCompletion, operations.CHAT),
+        chunk=ChatCompletionChunk,
+        texts=COMPLETION_TEXTS,
+    ),
+    _post(
+        *("/v1/completions", _completion, "Continue a text, or score it.", CompletionRequest, Completion),
+        operations.TEXT_COMPLETION,
+        chunk=Completion,
+        texts=COMPLETION_TEXTS,
+    ),
+    _post(
+        "/tokenize", _tokenize, "Text or messages to token ids.", TokenizeRequest, TokenizeResponse, operations.TOKENIZE
+    ),
+    _post(
+        "/detokenize", _detokenize, "Token ids to text.", DetokenizeRequest, DetokenizeResponse, operations.DETOKENIZE
+    ),
+    *MESSAGES_ROUTES,
+    *RESPONSES_ROUTES,
+    *STORED_ROUTES,
+    *DECISION_ROUTES,
     *_texts(),
     _get(
         "/v1/async/{id}",
@@ -460,11 +687,28 @@ ROUTES: Final[tuple[Route, ...]] = (
     _probe("/livez", _live, "Is the process alive?", health.Liveness),
     _get("/version", _version, "The server's version.", health.Version, scope="models"),
     _get("/load", _load, "Requests inside the server.", health.Load, scope="metrics"),
-    _get("/metrics", _metrics, "Metrics in Prometheus' text format.", scope="metrics", media=METRICS_TYPE),
+    _get(
+        "/metrics",
+        _metrics,
+        "Metrics in Prometheus' text format, or in OpenMetrics where Accept prefers it.",
+        scope="metrics",
+        media=METRICS_TYPE,
+    ),
     _get("/openapi.json", _openapi, "This document.", scope="models"),
-    _get("/docs", _docs, "This document, for people.", scope="models", media=HTML_TYPE),
-    _get("/", _start, "A short page that says what is served.", scope="models", media=HTML_TYPE),
+    Route(
+        *("GET", "/docs", "public", _docs, "A page to try every endpoint; it has no data without a key."),
+        media=HTML_TYPE,
+        headers=CONSOLE_HEADERS,
+    ),
+    _get("/", _start, "A short page that says what is served.", scope="models", media=HTML_TYPE)._replace(
+        page=b"console/"
+    ),
+    *_console(),
     _admin("GET", "/admin/status", _status, "Models, replicas, queues, memory, the last reload.", ServerReport),
+    _admin("GET", "/admin/audit", list_entries, "The newest entries of the audit log.", AuditList, 400)._replace(
+        query=AuditQuery
+    ),
+    _admin("GET", "/admin/startup", _startup, "The phases of the start and of the last loads.", StartupReport),
     _admin("POST", "/admin/drain", _drain, "Finish what is in flight, then leave.", admin.DrainReport, success=202),
     _admin("POST", "/admin/reload", _reload, "Read the configuration file now.", ReloadReport, 400, also=(422,)),
     _admin("POST", "/admin/models/{model}/load", admin.load, "Load a model.", ModelReport, 400, 404, 500),
@@ -479,6 +723,19 @@ ROUTES: Final[tuple[Route, ...]] = (
         404,
         500,
     ),
+    _admin(
+        "GET",
+        "/admin/requests",
+        records.list_requests,
+        "Recent calls, each with one sentence on its time.",
+        records.RecordList,
+        400,
+        query=records.RequestsQuery,
+    )._replace(scope="metrics"),
+    _admin("GET", "/admin/requests/{id}", records.get_request, "Why a call took so long.", RecordReport, 404)._replace(
+        scope="metrics"
+    ),
+    *_rollouts(),
     _admin("GET", "/admin/keys", _list_keys, "The keys, without their secrets.", admin.KeyList),
     _admin(
         "POST",

@@ -1,4 +1,4 @@
-"""The ASGI application that serves all HTTP routes.
+"""Serves all HTTP routes: finds the route, checks the key, calls the endpoint and sends the answer.
 
 Every request gets an answer, a request id and one HttpServed event. Exceptions become error bodies in this module
 and nowhere else.
@@ -9,30 +9,32 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 
 from inferd import clock
 from inferd.cache.port import ResponseCache
 from inferd.config import Config, ServerConfig
-from inferd.errors import InferdError, InternalError
+from inferd.eager import in_task, run_eagerly
+from inferd.errors import Forbidden, InferdError, InternalError, Unauthenticated
 from inferd.events import Emit
+from inferd.gateway.admin.audit import is_recorded, note_refused, recorded
+from inferd.gateway.admin.auditor import Auditor
 from inferd.gateway.admin.openapi import openapi_document
-from inferd.gateway.admission import authenticate
-from inferd.gateway.background import Background, prefers_async, refuse_stream
+from inferd.gateway.admission import Credentials, allowed, credentials_of, principal_with
+from inferd.gateway.background import Background, refuse_stream
 from inferd.gateway.call import (
     Answer,
     Call,
-    ClientLeft,
     EventStream,
+    Pending,
     Response,
     Switched,
     read_body,
     require_json,
-    send_events,
-    send_response,
-    served_event,
 )
-from inferd.gateway.context import Context, no_tally
+from inferd.gateway.console.parts import Console
+from inferd.gateway.context import Context, Metrics, no_tally
 from inferd.gateway.control import ControlActions
 from inferd.gateway.errors import (
     KSERVE_ERRORS,
@@ -42,20 +44,21 @@ from inferd.gateway.errors import (
     kind_of,
     printable,
 )
-from inferd.gateway.generation import error_frame
-from inferd.gateway.kserve import rest as v2
+from inferd.gateway.http_call import HttpCall
+from inferd.gateway.openai.relay_fields import remote_models
 from inferd.gateway.origin import Origins
-from inferd.gateway.relay import RelayForwarder
-from inferd.gateway.repeated.heads import HeadCache
-from inferd.gateway.repeated.infer import CachedInferHead
-from inferd.gateway.response_writer import ResponseWriter
-from inferd.gateway.route import Match, RouteTable
+from inferd.gateway.route import Match, Route, RouteTable
 from inferd.gateway.routes import ROUTES
+from inferd.gateway.runs import Runs
 from inferd.gateway.upstream import Upstream
-from inferd.http.asgi import Receive, Scope, Send
-from inferd.http.connection import Connection
-from inferd.http.exchange import Exchange
+from inferd.http.exchange import ClientLeft, Exchange, Headers
+from inferd.observe import MetricsPage
+from inferd.observe.payloads.log import PayloadLog
 from inferd.observe.statistics import ModelTally
+from inferd.observe.traces.context import Sampler
+from inferd.observe.why import Explainer
+from inferd.rollout.split import Split
+from inferd.stored.port import ResponseStore
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.principal import Door, OpenDoor, Principal
 from inferd.tenancy.principal import Scope as KeyScope
@@ -63,128 +66,127 @@ from inferd.tenancy.principal import Scope as KeyScope
 _log = logging.getLogger("inferd.gateway")
 
 
+class _Known(NamedTuple):
+    """Values derived from a request's head. They hold while ``context`` is the gateway's."""
+
+    context: Context
+    route: Route
+    rest: str
+    credentials: Credentials
+    common_headers: Headers
+
+
 class Gateway:
-    """The ASGI application. Its only state between requests is the ``Context`` and what is derived from it.
+    """Answers the requests of HTTP. Its only state between them is the ``Context`` and what is derived from it.
 
     ``principal``: the principal of every request, for the control socket, which web pages cannot reach. None: each
     request is authenticated.
     """
 
-    __slots__ = ("_context", "_forwarder", "_head_cache", "_origins", "_principal", "_scope_of_metrics", "_table")
+    __slots__ = ("_context", "_origins", "_principal", "_scope_of_metrics", "_table", "emit")
 
     def __init__(self, context: Context, principal: Principal | None) -> None:
         self._principal = principal
+        self.emit = context.emit
         self._table = RouteTable(ROUTES)
         self._use(context)
 
-    def configure(self, config: Config) -> None:
-        """Use another configuration from the next request on."""
-        self._use(self._context._replace(config=config))
+    def configure(self, config: Config, splits: Mapping[str, Split] = {}) -> None:
+        """Use another configuration from the next request on. ``splits``: how rollouts divide the units of models, as
+        the weights of the configuration say."""
+        self._use(self._context._replace(config=config, splits=splits))
 
     def _use(self, context: Context) -> None:
-        self._context = context
+        server = context.config.server
+        self._context = context = context._replace(
+            remote_models=remote_models(context.config),
+            max_body_bytes=server.max_body_bytes,
+            body_timeout_s=server.body_timeout_s,
+        )
         self._origins = Origins(context.config.server)
+        context.console.config = context.config
         self._scope_of_metrics: KeyScope = "public" if context.config.server.public_metrics else "metrics"
-        self._head_cache = HeadCache(context, self._principal, self)
-        self._forwarder = RelayForwarder(context, self._origins, self._principal, self, self._head_cache)
 
     @property
     def context(self) -> Context:
         """The current context. A reload replaces it."""
         return self._context
 
-    def forward(self, exchange: Exchange) -> bool:
-        """Serve a whole request without a task, if it is of a kind that can be (``Relays``)."""
-        if self._forwarder.forward(exchange):
-            return True
-        if exchange.target.startswith(b"/v2/models/") and self._head_cache.may_add(exchange):
-            self._learn(exchange)
-        return False
+    # -- the server's application -----------------------------------------------------------
+
+    def serve(self, exchange: Exchange, principal: Principal | None = None) -> None:
+        """Answer a request. ``principal``: whose it is, where that is known already. Raises BadTarget."""
+        call = exchange.listener = HttpCall(self, exchange, clock.now())
+        call.sampler = self._context.sampler
+        call.task = run_eagerly(self._serve(call, principal or self._principal), exchange.spawn)
 
     def refuse(self, exchange: Exchange, error: InferdError) -> None:
-        """Answer a request with ``error`` before it was dispatched: its body cannot be read to the end."""
-        call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
+        """Answer a request whose body cannot be read to its end. Raises BadTarget."""
+        call = exchange.listener = HttpCall(self, exchange, clock.now())
+        call.sampler = self._context.sampler
         match = self._table.find(call.path)
         if match is not None:
-            call.route, call.errors = match.pattern, match.errors
-        ResponseWriter(call, exchange, self).refuse(error)
+            call.route, call.operation, call.errors = match.pattern, match.first.operation, match.first.errors
+        call.refuse(error)
 
-    def _learn(self, exchange: Exchange) -> None:
-        """Cache the head if the next infer request with it may take the direct path. The checks of the general path
-        are made here, once for each head."""
-        call = Call(exchange.scope(), exchange.receive, exchange.send, clock.now())
-        match = self._table.find(call.path)
-        if match is None or call.method != "POST" or not match.pattern.endswith("/infer") or b"?" in exchange.target:
-            return
-        call.route = match.pattern
+    async def _serve(self, call: HttpCall, principal: Principal | None) -> None:
+        """Answer a call and close it. For ``PENDING`` the items of its request do both."""
+        answer: Answer | Switched | None = None
+        refusal: Response | None = None  # of the endpoint; sent after the handler of its error has ended
+        defect: Response | None = None  # likewise
         try:
-            if self._principal is None:
-                authenticate(self._context.door, call, "infer")
-                self._origins.check_host(call)
-                call.common_headers = self._origins.check_origin(call, same_origin_only=False)
-            else:
-                call.principal = self._principal
-            v2.check_media(call, is_binary=v2.header_length(call) >= 0)
-            served = v2.served_of(self._context, call, match.rest)
-            if self._context.cache is not None and self._context.caching_of(served.status.name).enabled:
-                return  # its answers may be there already
-            self._head_cache.add(exchange, call, CachedInferHead(exchange, call, served))
-        except InferdError:
-            return  # the general path reports the error
-
-    def serve_direct(self, client: Connection, data: bytes) -> bool:
-        """Serve what has just been read, if it is a complete request with a cached head (``HeadCache``)."""
-        return self._head_cache.serve(client, data)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError(f"The gateway serves HTTP, not {scope['type']}.")
-        call = Call(scope, receive, send, clock.now())
-        try:
-            await self._serve(call)
-        except ClientLeft:
-            call.client_left = True
-        except asyncio.CancelledError:
-            if not call.client_left:
-                raise
-            task = asyncio.current_task()
-            assert task is not None, "only a task can be cancelled"
-            task.uncancel()
+            try:
+                try:
+                    answer = await self._answering(call, principal)
+                    if not isinstance(answer, Pending):
+                        await call.send(answer)
+                except InferdError as error:
+                    refusal = self.error_response(call, error)
+                if refusal is not None:
+                    await call.send(refusal)
+            except ClientLeft:
+                call.client_left = True
+            except asyncio.CancelledError:
+                if not call.client_left:
+                    raise
+                assert call.task is not None, "what is cancelled is a task"
+                call.task.uncancel()
+            except Exception:
+                # The request boundary: a defect ends this request, and no other.
+                _log.exception("request %s failed", call.request_id)
+                told = InternalError("The server met an internal error; the log has the details.")
+                if isinstance(answer, EventStream) and call.exchange.has_begun:
+                    call.break_off(told)
+                elif call.status == 0:
+                    defect = self.error_response(call, told)
+            if defect is not None:
+                await call.send(defect)
         finally:
-            self.close(call)
+            if not isinstance(answer, Pending) or call.client_left:
+                call.close()
 
-    def close(self, call: Call) -> None:
-        """End a call. Its HttpServed event is emitted when all its streams have ended and its usage is known."""
-        call.finish(self._emit_served)
+    def _answering(self, call: HttpCall, known_as: Principal | None) -> Awaitable[Answer | Switched]:
+        """The endpoint's answer to a call. Most heads are cached, and the route with them. Raises InferdError."""
+        known: _Known | None = call.facts.route
+        context = self._context
+        if known is None or known.context is not context:
+            return self._answer(call, known_as)
+        route = known.route
+        call.route, call.operation, call.errors = route.pattern, route.operation, route.errors
+        call.common_headers = known.common_headers
+        if known_as is not None:
+            call.principal = known_as
+        else:
+            call.principal = principal = principal_with(context, known.credentials)
+            if route.scope not in principal.scopes:
+                allowed(principal, route.scope)
+        if call.facts.is_async:
+            return self._endpoint(call, route, known.rest)
+        if context.payloads is not None and context.payloads.is_on:
+            call.capture = context.payloads.begin(call.principal.tenant, call.unique, route.texts)
+        return route.endpoint(context, call, known.rest)
 
-    def _emit_served(self, call: Call) -> None:
-        self._context.emit(served_event(call, clock.now()))
-
-    async def _serve(self, call: Call) -> None:
-        begun = False
-        try:
-            answer = await self._answer(call)
-            if isinstance(answer, EventStream):
-                begun = True
-                await send_events(call, answer)
-            elif isinstance(answer, Switched):
-                call.status = 101
-            else:
-                await send_response(call, answer)
-        except InferdError as error:
-            await send_response(call, self.error_response(call, error))
-        except ClientLeft:
-            raise
-        except Exception:
-            # The request boundary: a defect ends this request, and no other.
-            _log.exception("request %s failed", call.request_id)
-            defect = InternalError("The server met an internal error; the log has the details.")
-            if begun:
-                await call.send({"type": "http.response.body", "body": error_frame(call, defect), "more_body": False})
-            elif call.status == 0:
-                await send_response(call, self.error_response(call, defect))
-
-    async def _answer(self, call: Call) -> Answer | Switched:
+    async def _answer(self, call: HttpCall, known_as: Principal | None) -> Answer | Switched:
         if call.method == "OPTIONS" and call.path == "*":
             return Response(204, headers=((b"allow", b"GET, HEAD, POST, DELETE, OPTIONS"),))
         match = self._table.find(call.path)
@@ -192,36 +194,68 @@ class Gateway:
             if call.path.startswith("/v2/"):
                 call.errors = KSERVE_ERRORS
             raise RouteNotFound(f"There is nothing at {printable(call.path, 200)!r}; /docs lists what there is.")
-        call.route = match.pattern
-        call.errors = match.errors
-        route = match.by_method.get("GET" if call.method == "HEAD" else call.method)
-        scope = self._scope_of_metrics if match.pattern == "/metrics" else match.scope if route is None else route.scope
-        if self._principal is not None:
-            call.principal = self._principal
+        call.route, call.operation, call.errors = match.pattern, match.first.operation, match.first.errors
+        found = match.by_method.get("GET" if call.method == "HEAD" else call.method)
+        shown = match.first if found is None else found
+        has_console = self._context.config.server.console
+        if shown.of_console and not has_console and known_as is None:
+            raise RouteNotFound("The console is off; server.console turns it on.")
+        if shown.page and has_console and _is_browser(call):
+            return Response(302, headers=((b"location", shown.page), (b"vary", b"accept")))
+        call.common_headers = shown.headers
+        scope = self._scope_of_metrics if match.pattern == "/metrics" else shown.scope
+        is_ours = scope == "admin" or shown.of_console
+        credentials = Credentials(None, None)
+        if known_as is not None:
+            call.principal = known_as
         elif scope != "public":
-            if call.method == "OPTIONS" and scope != "admin":
+            if call.method == "OPTIONS" and not is_ours:
                 self._origins.check_host(call)
                 headers = self._origins.preflight(call, match.allow)
                 if headers is not None:
                     return Response(204, headers=headers)
-            call.common_headers = self._origins.cors_headers(call, same_origin_only=scope == "admin")
-            authenticate(self._context.door, call, scope)
+            call.common_headers += self._origins.cors_headers(call, same_origin_only=is_ours)
+            try:
+                credentials = credentials_of(call)
+                call.principal = principal_with(self._context, credentials)
+                allowed(call.principal, scope)
+            except (Unauthenticated, Forbidden) as error:
+                if scope == "admin":
+                    note_refused(self._context, call, "authenticate", error)
+                raise
             self._origins.check_host(call)
-            self._origins.check_origin(call, same_origin_only=scope == "admin")
+            self._origins.check_origin(call, same_origin_only=is_ours)
+        elif is_ours:
+            self._origins.check_host(call)
+            self._origins.check_origin(call, same_origin_only=True)
         if call.method == "OPTIONS":
             return Response(204, headers=((b"allow", match.allow.encode("ascii")),))
-        if route is None:
+        if found is None:
             raise _not_allowed(call, match)
-        if route.method == "POST" and route.scope == "infer" and prefers_async(call):
-            return await self._begin_async(call)
-        return await route.endpoint(self._context, call, match.rest)
+        if scope != "infer":
+            await in_task()  # operators' requests need a current task, and are few
+        if scope == found.scope == "infer":
+            call.facts.route = _Known(self._context, found, match.rest, credentials, call.common_headers)
+        return await self._endpoint(call, found, match.rest)
 
-    async def _begin_async(self, call: Call) -> Response:
-        """Answer with the handle of a background request, which repeats this request without a waiting client."""
+    async def _endpoint(self, call: HttpCall, route: Route, rest: str) -> Answer | Switched:
+        if call.facts.is_async and route.method == "POST" and route.scope == "infer":
+            return await self._begin_async(call)
+        if route.scope == "admin" and self._context.audit is not None and is_recorded(route):
+            return await recorded(self._context, call, route, rest)
+        payloads = self._context.payloads
+        if payloads is not None and payloads.is_on and route.scope == "infer":
+            call.capture = payloads.begin(call.principal.tenant, call.unique, route.texts)
+        return await route.endpoint(self._context, call, rest)
+
+    async def _begin_async(self, call: HttpCall) -> Response:
+        """Start the request in the background; the answer is its handle."""
         require_json(call)
         body = await read_body(call, self._context.max_body_bytes, self._context.body_timeout_s)
         refuse_stream(body)
         return self._context.background.start(self, call, body)
+
+    # -- called by calls ---------------------------------------------------------------------
 
     def error_response(self, call: Call, error: InferdError) -> Response:
         call.note_error(error)
@@ -229,7 +263,12 @@ class Gateway:
         headers = error_headers(error)
         if status == 503 and self._context.router.draining:
             headers = (*headers, (b"connection", b"close"))
-        return Response(status, call.errors.encode(error), headers=headers)
+        return Response(status, call.errors.encode(error, call.request_id), headers=headers)
+
+
+def _is_browser(call: Call) -> bool:
+    """Whether the client is a browser that opens an address."""
+    return b"text/html" in (call.header(b"accept") or b"").lower()
 
 
 def _not_allowed(call: Call, match: Match) -> MethodNotAllowed:
@@ -241,8 +280,8 @@ def _not_allowed(call: Call, match: Match) -> MethodNotAllowed:
 _openapi = functools.cache(openapi_document)
 
 
-def _no_metrics() -> bytes:
-    return b""
+async def _no_metrics(accept: str) -> MetricsPage:
+    return MetricsPage(b"", "text/plain")
 
 
 def create_app(
@@ -250,23 +289,41 @@ def create_app(
     config: Config | ServerConfig,
     emit: Emit,
     *,
-    metrics: Callable[[], bytes] = _no_metrics,
+    metrics: Metrics = _no_metrics,
     door: Door | None = None,
     cache: ResponseCache | None = None,
     idempotency: IdempotencyStore | None = None,
     control: ControlActions | None = None,
     principal: Principal | None = None,
     tally_of: Callable[[str], ModelTally] = no_tally,
+    explainer: Explainer | None = None,
+    console: Console | None = None,
+    sampler: Sampler | None = None,
+    audit: Auditor | None = None,
+    payloads: PayloadLog | None = None,
+    stored: ResponseStore | None = None,
+    runs: Runs | None = None,
 ) -> Gateway:
-    """The ASGI application in front of ``router``; ``metrics`` renders Prometheus' text format.
+    """The application in front of ``router``; ``metrics`` makes the page of ``GET /metrics``.
 
-    ``tally_of`` returns a model's statistics. Without a ``door`` every request is allowed. With a ``principal`` every
-    request has that principal and no key is checked.
+    ``tally_of`` returns a model's statistics, and ``explainer`` has the records of calls. With a ``sampler`` calls have
+    spans of their own. Without a ``door`` every request is allowed. With a ``principal`` every request has that
+    principal and no key is checked.
     """
     if isinstance(config, ServerConfig):
         config = Config(server=config, models={})
     door = door if door is not None else OpenDoor()
+    explainer = explainer if explainer is not None else Explainer(0)
+    console = console if console is not None else Console(config)
     context = Context(
-        router, config, door, emit, metrics, _openapi, control, idempotency, cache, {}, Background(), tally_of
+        *(router, config, door, emit, metrics, _openapi, control, idempotency, cache, {}, Background()),
+        explainer=explainer,
+        console=console,
+        tally_of=tally_of,
+        sampler=sampler,
+        audit=audit,
+        payloads=payloads,
+        stored=stored,
+        runs=runs,
     )
     return Gateway(context, principal)

@@ -6,14 +6,11 @@ and knows neither replicas nor workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
-from inferd.types import Chat, End, GenerateRequest, ModelInfo, Output, Relay, Relayed, Request, TextPrompt
-
-if TYPE_CHECKING:
-    from inferd.router.direct_prediction import PredictionSlot
-    from inferd.router.direct_relay import RelaySlot
+from inferd.router.stream import Handle
+from inferd.types import Chat, GenerateRequest, ModelInfo, Relay, Request, Sink, TextPrompt
 
 ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "stopped", "unloaded"]
 
@@ -49,53 +46,14 @@ class ModelStatus(Protocol):
     def memory_bytes(self) -> int: ...
 
 
-Item = Output | Relayed
-
-
-class Stream(Protocol):
-    """The outputs of one request, or the relayed parts of its answer. The last item has ``end`` set; iteration stops
-    after it."""
-
-    @property
-    def end(self) -> End | None:
-        """The request's outcome and usage; None: it is not over. Every request ends at some time."""
-        ...
-
-    def when_over(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` once, when the request ends. There may be one listener, and only for a request that is not
-        over."""
-
-    def __aiter__(self) -> Stream: ...
-    async def __anext__(self) -> Item: ...
-    def attach(self, sink: Callable[[Item], None]) -> None:
-        """Call ``sink`` with every item as it comes, instead of iterating; with the items that wait, at once."""
-
-    def pause(self) -> None:
-        """Hold items back until ``resume``, because the reader is slow. Idempotent."""
-
-    def resume(self) -> None: ...
-    def close(self) -> None:
-        """Cancel the request if it has not ended. Idempotent."""
-
-
 class Upstream(Protocol):
     """The router."""
 
     @property
     def draining(self) -> bool: ...
-    def submit(self, request: Request, relay: Relay | None = None) -> Stream:
-        """Put a request into its model's queue. ``relay`` is what a remote replica gets. Raises ModelNotFound,
-        Overloaded or Unavailable."""
-        ...
-
-    def find_relay_slot(self, model: str, now: float, tenant: str, body: bytes) -> RelaySlot | None:
-        """A slot for a request on the direct path to a remote server; None: use ``submit``, because requests wait or no
-        server is free. A slot that was found must be used or given back."""
-        ...
-
-    def find_prediction_slot(self, model: str, class_number: int, now: float) -> PredictionSlot | None:
-        """As ``find_relay_slot``, for a prediction by a worker. ``class_number``: the index of the request's priority
-        class. The slot need not be used."""
+    def submit(self, request: Request, sink: Sink, relay: Relay | None = None) -> Handle:
+        """Put a request into its model's queue. ``relay`` is what a remote replica gets. ``sink`` gets no item before
+        this method returns. Raises ModelNotFound, Overloaded or Unavailable."""
         ...
 
     async def check(self, requests: list[GenerateRequest]) -> None:

@@ -1,12 +1,14 @@
 """Chooses the version of a model for a request, when the versions share the requests for the model's own name.
 
 Requests with the same sequence, session, user or Idempotency-Key get the same version; a request without these is
-drawn by its id. Knows what identifies a request. The shares and the draw are in ``config/versions.py``.
+drawn by its id. A rollout may take another unit. Knows what identifies a request. The shares and the draw are in
+``config/versions.py``.
 """
 
 from __future__ import annotations
 
-from inferd.config.versions import entry_drawn
+from inferd.config.versions import draw
+from inferd.events import Assigned
 from inferd.gateway.admission import find_model, may_use, session_of
 from inferd.gateway.call import Call
 from inferd.gateway.context import Context
@@ -28,17 +30,44 @@ def draw_version(
     config = context.config.models.get(model.name)
     if config is None or not config.versions.weights:
         return model
-    again = (call.header(b"idempotency-key") or b"").decode(
-        "latin-1"
-    )  # a retry must get the version of the first attempt
-    unit = sequence or session_of(call) or user or again or call.request_id
-    entry = entry_drawn(
+    split = context.splits.get(model.name)
+    named = _named_unit(call, "auto" if split is None else split.unit, sequence, user)
+    tenant = call.principal.tenant
+    found = draw(
         context.config.models,
         model.name,
-        f"{call.principal.tenant}\0{unit}",
+        tenant if split is not None and split.unit == "tenant" else f"{tenant}\0{named or call.request_id}",
         lambda entry: _is_able(_usable(context, call, entry)),
     )
-    return _usable(context, call, entry) or model
+    if split is not None and split.is_counted and found.was_free:
+        is_single = not named and split.unit != "tenant" and call.given_request_id is None
+        call.assigned = Assigned(
+            rollout=split.rollout,
+            run=split.run,
+            share=split.share,
+            is_new=found.entry == split.new_entry,
+            unit=b"" if is_single else found.digest,
+        )
+        if call.assigned.is_new and _is_able(_usable(context, call, split.stable_entry)):
+            call.spare_model = split.stable_entry
+    return _usable(context, call, found.entry) or model
+
+
+def _named_unit(call: Call, kind: str, sequence: str, user: str) -> str:
+    """What of a request is the same in all requests that must get one version; empty: the request itself."""
+    if sequence:
+        return sequence  # the version's workers hold its state
+    # A retry must get the version of the first attempt.
+    again = (call.header(b"idempotency-key") or b"").decode("latin-1")
+    match kind:
+        case "request":
+            return again
+        case "user":
+            return user or again
+        case "session":
+            return session_of(call) or again
+        case _:
+            return session_of(call) or user or again
 
 
 def _usable(context: Context, call: Call, entry: str) -> ModelStatus | None:

@@ -13,11 +13,12 @@ import msgspec
 
 from inferd.errors import KeyNotFound, Unavailable
 from inferd.gateway.admission import find_model, may_use
+from inferd.gateway.body.decode import decode_body
 from inferd.gateway.call import Call, Response, read_body, require_json
 from inferd.gateway.context import Context
-from inferd.gateway.control import ControlActions, ModelReport, ReloadReport, ServerReport
-from inferd.gateway.decode import decode_body
-from inferd.gateway.sse import encode
+from inferd.gateway.control import ControlActions, EnergyReport, ModelReport, ReloadReport, ServerReport
+from inferd.gateway.generation.writer import encode
+from inferd.observe.startup import LoadReport
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, shown_id
 from inferd.tenancy.principal import Principal
 
@@ -48,6 +49,20 @@ def status(context: Context, call: Call) -> Response:
     return Response(200, encode(_shown_to(context, call.principal, control_of(context).status())))
 
 
+def startup(context: Context, call: Call) -> Response:
+    """GET /admin/startup: the phases of the server's start and of the last loads. Raises Unavailable."""
+    report, principal = control_of(context).startup(), call.principal
+    if principal.tenant:
+        loads = [_load_shown_to(principal, load) for load in report.loads if may_use(context, principal, load.model)]
+        report = msgspec.structs.replace(report, loads=loads)
+    return Response(200, encode(report))
+
+
+def _load_shown_to(principal: Principal, load: LoadReport) -> LoadReport:
+    """A load, without its reason for a tenant, which may have paths of the server."""
+    return msgspec.structs.replace(load, reason="") if principal.tenant else load
+
+
 def _shown_to(context: Context, principal: Principal, report: ServerReport) -> ServerReport:
     """The part of a server's state that a tenant's admin key may see: the models that it may use and its own tenant's
     limits, without paths. The operator's principal has no tenant and may see everything."""
@@ -63,7 +78,14 @@ def _shown_to(context: Context, principal: Principal, report: ServerReport) -> S
         memory_budget_bytes=None,
         models=models,
         tenants=[tenant for tenant in report.tenants if tenant.name == principal.tenant],
+        energy=None if report.energy is None else _energy_shown_to(principal, report.energy),
     )
+
+
+def _energy_shown_to(principal: Principal, report: EnergyReport) -> EnergyReport:
+    """A tenant sees what it used, and not the machine or the sums of all tenants."""
+    own = [use for use in report.tenants if use.name == principal.tenant]
+    return msgspec.structs.replace(report, devices=[], models=[], tenants=own)
 
 
 def _reload_shown_to(principal: Principal, report: ReloadReport) -> ReloadReport:
@@ -92,7 +114,12 @@ def _model_shown_to(principal: Principal, model: ModelReport) -> ModelReport:
     other models."""
     if not principal.tenant:
         return model
-    replicas = [msgspec.structs.replace(replica, detail="") for replica in model.replicas]
+    replicas = [
+        msgspec.structs.replace(
+            replica, detail="", load=None if replica.load is None else _load_shown_to(principal, replica.load)
+        )
+        for replica in model.replicas
+    ]
     return msgspec.structs.replace(model, detail="", replicas=replicas)
 
 

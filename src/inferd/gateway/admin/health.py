@@ -9,10 +9,10 @@ import msgspec
 
 from inferd import __version__
 from inferd.errors import Unauthenticated
-from inferd.gateway.admission import token_of, visible_models
+from inferd.gateway.admission import principal_of, visible_models
 from inferd.gateway.call import Call, Response
 from inferd.gateway.context import Context
-from inferd.gateway.sse import encode
+from inferd.gateway.generation.writer import encode
 from inferd.gateway.upstream import ModelState, ModelStatus, Upstream
 
 
@@ -83,7 +83,7 @@ def _shown(context: Context, call: Call) -> Sequence[ModelStatus]:
     """The models that a probe's answer lists: those that its key may use. A probe without a key is answered, and lists
     none where keys are needed."""
     try:
-        principal = context.door.authenticate(token_of(call))
+        principal = principal_of(context, call)
     except Unauthenticated:
         return ()
     return visible_models(context, principal) if principal.may("models") else ()

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from inferd import __version__
-from inferd.gateway.openai.sampling import RANGES
+from inferd.gateway.limits import RANGES
 from inferd.gateway.route import Route
-from inferd.gateway.routes import ROUTES
+from inferd.gateway.routes import ROUTES as ALL_ROUTES
 
 _REASONS = {
     400: "The request is not valid; the error names the field, the value and the remedy.",
@@ -30,7 +30,9 @@ _REASONS = {
     503: "Nothing can take the request now; try again after the time in Retry-After.",
     504: "A remote server did not answer in time.",
 }
+_EVENTS = "Events, each 'data: ' and a {name} as JSON; the last is 'data: [DONE]'."
 _KEY = "apiKey"
+ROUTES = tuple(route for route in ALL_ROUTES if not route.of_console)  # what the console's pages use is no API
 Wire = type[msgspec.Struct] | type[list[Any]] | UnionType
 
 
@@ -69,7 +71,7 @@ def openapi_document() -> bytes:
 
 
 def _add_limits(schema: dict[str, Any]) -> None:
-    """Add the limits that ``openai/sampling.py`` checks to the numeric fields of a schema."""
+    """Add the limits that ``limits.py`` checks to the numeric fields of a schema."""
     for name, field in schema["properties"].items():
         limits = RANGES.get(name)
         for option in field.get("anyOf", ()):
@@ -92,11 +94,11 @@ def _query(schema: dict[str, Any]) -> list[dict[str, Any]]:
 def _operation(route: Route, refs: dict[Wire, Any], components: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {route.media.decode(): {"schema": refs[route.response] if route.response else {}}}
     if route.chunk is not None:
+        events = route.events or _EVENTS.format(name=getattr(route.chunk, "__name__", "event"))
         content["text/event-stream"] = {
             # Without a type, because some readers take the body as text, and others as parsed events.
             "schema": {
-                "description": f"Events, each 'data: ' and a {route.chunk.__name__} as JSON; the last is 'data: "
-                "[DONE]'.",
+                "description": events,
             }
         }
     responses: dict[str, Any] = {str(route.success): {"description": "Success.", "content": content}}

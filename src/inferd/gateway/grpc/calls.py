@@ -9,28 +9,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 from inferd import clock
+from inferd.eager import run_eagerly
 from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest, Overloaded
+from inferd.events import Emit
+from inferd.gateway.admin.audit import note_refused
 from inferd.gateway.admission import MAX_TIMEOUT_S, authenticate
-from inferd.gateway.call import Call
+from inferd.gateway.call import Answer, Call, EventStream, Pending, Response
 from inferd.gateway.context import Context
-from inferd.gateway.errors import BodyTimeout, BodyTooLarge, Unsupported, error_headers, kind_of
+from inferd.gateway.errors import BodyTimeout, BodyTooLarge, Unsupported, error_headers, failure_of, kind_of
 from inferd.gateway.grpc.rpc import EXPIRED, Method, Rpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status, details_of, status_of
 from inferd.gateway.grpc.wire import Refusal, trailers_block
-from inferd.http.asgi import Headers, Message
 from inferd.http.cost import PROTOBUF_FIELD, REFUSAL, REFUSAL_CREDIT, TASK
+from inferd.http.exchange import Headers
+from inferd.http.head import RequestHead
 from inferd.tenancy.principal import Scope
+from inferd.types import End, Item, Prediction, Relayed
 
 SERVICE: Final = "inference.GRPCInferenceService"
 
 FEW_BYTES: Final = 4096  # the limit of a message with a name or with nothing
+CONTENT_TYPE: Final = b"application/grpc"  # of stored answers: no other protocol can read them
 MAX_CALLS: Final = 8192  # calls in tasks at the same time; a further one is refused with RESOURCE_EXHAUSTED
 Endpoint = Callable[[Context, Call, bytes, float | None], Awaitable[bytes]]
-"""Computes the one answer of a call. Takes the context, the call, the request's bytes and the seconds until its
-deadline (None: no deadline); returns the answer's bytes."""
+"""Of a call of one answer: context, call, the request's bytes, seconds until its deadline; the answer's bytes."""
 
 _REFUSALS: Final[dict[Status, type[InferdError]]] = {
     Status.UNIMPLEMENTED: Unsupported,
@@ -45,25 +51,142 @@ _log = logging.getLogger("inferd.gateway")
 class GrpcGateway(Protocol):
     """The part of ``Gateway`` that gRPC uses."""
 
+    emit: Emit
+
     @property
     def context(self) -> Context: ...
-    def close(self, call: Call) -> None:
-        """End the call: settle its quota and emit its event."""
 
 
-class Outcome(NamedTuple):
-    """The result of a call: an answer, or an error status."""
+class RpcCall(Call):
+    """A call of one answer. Its owner is cancelled when the client leaves or the deadline passes."""
 
-    answer: bytes
-    status: Status
-    details: str
-    trailers: Headers
+    is_closed = False
+    _prediction: Prediction | None = None
+    _has_several = False
+    task: asyncio.Task[None] | None = None  # that serves the call, from its first wait on
 
-    def send(self, rpc: Rpc) -> None:
-        if self.status is Status.OK:
-            rpc.finish(self.answer, trailers_block(self.trailers))
+    def __init__(self, calls: Calls, method: Method, rpc: Rpc, num_bytes: int) -> None:
+        path = f"/{SERVICE}/{method.name}"
+        super().__init__(RequestHead("POST", path.encode("ascii"), rpc.head.metadata, "2"), clock.now())
+        self.principal = rpc.principal
+        self.route, self.operation = path, method.operation
+        self.request_bytes = num_bytes
+        self.rpc = rpc
+        self.sampler = calls.context.sampler
+        self._calls = calls
+
+    @property
+    def peer(self) -> str:
+        return self.rpc.connection.peer
+
+    def run(self, result: Awaitable[Answer | bytes]) -> None:
+        """Answer with ``result``. It runs in a task only if it waits."""
+        self.rpc.owner = self
+        self.task = run_eagerly(self._serve(result), self._spawn)
+
+    def _spawn(self, serving: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.rpc.connection.charge(TASK)
+        return self._calls.keep(asyncio.get_running_loop().create_task(serving))
+
+    async def _serve(self, result: Awaitable[Answer | bytes]) -> None:
+        try:
+            try:
+                answer = await result
+                if isinstance(answer, Pending):
+                    return
+                await self._send(Response(200, answer) if isinstance(answer, bytes) else answer)
+            except InferdError as error:
+                self.refuse(error)
+            except Exception:
+                # The request boundary: a defect ends this request, and no other.
+                self.refuse(log_defect(self))
+        except asyncio.CancelledError:
+            self.note_abandoned()
+            raise
+
+    async def _send(self, answer: Response | EventStream) -> None:
+        assert isinstance(answer, Response), "a call has one answer"
+        for recorder in self.recorders:
+            answer = await recorder.record(answer)
+        self.finish_with(answer)
+
+    def finish_with(self, answer: Response) -> None:
+        """Send the one answer. Its headers are sent as trailing metadata."""
+        self.common_headers = answer.headers
+        if self.capture is not None:
+            self.capture.take(answer.body)
+        note_outcome(self, None, len(answer.body))
+        self.close()
+        self.rpc.finish(answer.body, trailers_block(trailers_of(self, None)))
+
+    def refuse(self, error: InferdError) -> None:
+        """Send an error status instead of an answer. Most of the call's cost is credited to the connection, so that
+        refused calls do not end a connection with other calls."""
+        note_outcome(self, error, 0)
+        self.close()
+        self.rpc.connection.cost_credit += REFUSAL_CREDIT
+        self.rpc.fail(status_of(error), details_of(error), trailers_of(self, error))
+
+    def cancel(self) -> None:
+        """The client has disconnected, or its deadline has passed. The requests' ends have the usage."""
+        if not self.is_closed:
+            self.note_abandoned()
+            if self.task is not None:
+                self.task.cancel()
+
+    def note_abandoned(self) -> None:
+        note_abandoned(self, self.rpc)
+        self.close()
+
+    def close(self) -> None:
+        """The call is over. Idempotent."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._calls.close(self)
+
+    # -- the answer as its request's sink ---------------------------------------------------
+
+    def deliver(self, item: Item) -> None:
+        try:
+            if isinstance(item, Relayed):
+                raise InternalError("A relayed answer came where a prediction was expected. This is a bug.")
+            if item.prediction is not None:
+                if self._prediction is None:
+                    self._prediction = item.prediction
+                else:
+                    self._has_several = True
+                    self.cancel_requests()
+            if item.end is not None and not self.is_closed:
+                self._conclude(item.end)
+        except Exception:
+            # A request boundary: a defect ends this request, and no other that its replica answers.
+            if not self.is_closed:
+                self.refuse(log_defect(self))
+
+    def _conclude(self, end: End) -> None:
+        prediction = self._prediction
+        error = failure_of(end)
+        if self._has_several:
+            error = Unsupported(
+                f"The model {self.model!r} answers several times, and ModelInfer has one answer; call ModelStreamInfer."
+            )
+        elif error is None and prediction is None:
+            error = Unsupported(
+                f"The model {self.model!r} had no answer; call ModelStreamInfer, where there may be none."
+            )
+        if error is not None:
+            self.refuse(error)
+            return
+        assert prediction is not None
+        answer = Response(200, prediction.body, CONTENT_TYPE)
+        if self.recorders:
+            self.rpc.owner = self
+            self.task = self._spawn(self._serve(self._kept(answer)))
         else:
-            rpc.fail(self.status, self.details, self.trailers)
+            self.finish_with(answer)
+
+    async def _kept(self, answer: Response) -> Answer:
+        return answer
 
 
 class Calls:
@@ -73,7 +196,7 @@ class Calls:
     def __init__(self, gateway: GrpcGateway) -> None:
         self._gateway = gateway
         self._num_open = 0
-        self._tasks: dict[asyncio.Task[None], tuple[Call | None, Rpc]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: asyncio.Future[None] | None = None  # set by the end of the last open call
 
     @property
@@ -81,26 +204,22 @@ class Calls:
         """The current context. A reload replaces it."""
         return self._gateway.context
 
-    def begin(self, method: str, rpc: Rpc, num_bytes: int) -> Call:
+    def begin(self, method: Method, rpc: Rpc, num_bytes: int) -> RpcCall:
         """Make a call and count it as open. It must be closed with ``close``."""
         self._num_open += 1
-        return self.make_call(method, rpc, num_bytes)
-
-    def make_call(self, method: str, rpc: Rpc, num_bytes: int) -> Call:
-        path = f"/{SERVICE}/{method}"
-        call = _call_of(rpc, path)
-        call.route = path
-        call.request_bytes = num_bytes
-        return call
+        return RpcCall(self, method, rpc, num_bytes)
 
     def log_refusal(self, rpc: Rpc, refusal: Refusal) -> None:
         """Log a call, or a message of a stream, that no method has begun to serve."""
         rpc.connection.charge(REFUSAL)
         self._num_open += 1
-        path = rpc.head.path.decode("latin-1")
-        call = _call_of(rpc, path)
+        path = rpc.head.path
+        target = quote(path).encode("ascii") if path.startswith(b"/") else b"*"  # any bytes may come
+        call = Call(RequestHead("POST", target, rpc.head.metadata, "2"), clock.now())
+        call.principal = rpc.principal
+        call.sampler = self.context.sampler
         if rpc.method is not None:
-            call.route = path
+            call.route, call.operation = path.decode("latin-1"), rpc.method.operation
         kind = _REFUSALS.get(refusal.status, InvalidRequest)
         note_outcome(call, kind(refusal.details), 0)
         self.close(call)
@@ -112,23 +231,31 @@ class Calls:
         """
         if method.scope == "public":
             return True
-        head, door = rpc.head, self._gateway.context.door
+        head, context = rpc.head, self._gateway.context
         try:
             if head.is_usual:
-                rpc.principal = principal = door.authenticate(head.token)
+                rpc.principal = principal = context.door.authenticate(head.token)
                 if principal.may(method.scope):
                     return True
-            rpc.principal = authenticate(door, self.make_call(method.name, rpc, 0), method.scope)
+            rpc.principal = authenticate(context, RpcCall(self, method, rpc, 0), method.scope)
         except InferdError as failure:
-            self.refuse(self.begin(method.name, rpc, 0), rpc, failure)
+            rpc.connection.charge(REFUSAL)
+            call = self.begin(method, rpc, 0)
+            if method.scope == "admin":
+                note_refused(context, call, "authenticate", failure)
+            note_outcome(call, failure, 0)
+            call.close()
+            rpc.fail(status_of(failure), details_of(failure), trailers_of(call, failure))
             return False
         return True
 
-    def start(self, method: str, rpc: Rpc, num_bytes: int, answer: Callable[[Call], Awaitable[bytes]]) -> None:
-        """Serve a call with one answer in a task, or refuse it if there are ``MAX_CALLS`` tasks."""
+    def start(
+        self, method: Method, rpc: Rpc, num_bytes: int, answer: Callable[[Call], Awaitable[Answer | bytes]]
+    ) -> None:
+        """Serve a call with one answer, or refuse it if there are ``MAX_CALLS`` tasks."""
         if self.has_room(rpc):
             call = self.begin(method, rpc, num_bytes)
-            self.spawn(rpc, self._serve(call, rpc, answer), call)
+            call.run(answer(call))
 
     def start_compressed(self, method: UnaryMethod, rpc: UnaryRpc, body: bytes) -> None:
         """Decompress a message in a task, and pass it to the method."""
@@ -139,18 +266,21 @@ class Calls:
         found = await rpc.decompressed(body)
         if found is not None and not rpc.is_ended:
             rpc.owner = None  # the method sets the next owner
-            method.take(rpc, found)
+            asyncio.get_running_loop().call_soon(self._take_opened, method, rpc, found)
 
-    async def _serve(self, call: Call, rpc: Rpc, answer: Callable[[Call], Awaitable[bytes]]) -> None:
-        (await self.run(call, rpc, answer(call))).send(rpc)
+    def _take_opened(self, method: UnaryMethod, rpc: UnaryRpc, message: bytes) -> None:
+        if not rpc.is_ended:
+            method.take(rpc, message)
 
-    def spawn(self, rpc: Rpc, serving: Coroutine[Any, Any, None], call: Call | None = None) -> None:
-        """Run ``serving`` in a task that is cancelled with the stream. ``call``: the call that the task serves, which
-        is closed even if the task is cancelled before it runs."""
+    def spawn(self, rpc: Rpc, serving: Coroutine[Any, Any, None]) -> None:
+        """Serve in a task that is cancelled with the stream."""
         rpc.connection.charge(TASK)
-        task = rpc.owner = asyncio.get_running_loop().create_task(serving)
-        self._tasks[task] = call, rpc
+        rpc.owner = self.keep(asyncio.get_running_loop().create_task(serving))
+
+    def keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def has_room(self, rpc: Rpc) -> bool:
         """Whether one more task may be started; if not, the call has been refused."""
@@ -158,67 +288,21 @@ class Calls:
             return True
         assert rpc.method is not None, "a call without a method is refused at once"
         problem = Overloaded(f"{MAX_CALLS} calls are under way; come back in a moment.")
-        self.refuse(self.begin(rpc.method.name, rpc, 0), rpc, problem)
+        self.begin(rpc.method, rpc, 0).refuse(problem)
         return False
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        call, rpc = self._tasks.pop(task)
-        if task.cancelled():
-            if call is not None and not call.is_complete:  # cancelled before the task ran
-                note_abandoned(call, rpc)
-                self.close(call)
-        elif (error := task.exception()) is not None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a gRPC call broke", exc_info=error)
-
-    async def close_abandoned(self, call: Call, rpc: Rpc) -> None:
-        """Close a call whose client has disconnected. The end of its stream has the usage."""
-        note_abandoned(call, rpc)
-        self.close(call)
-
-    async def run(self, call: Call, rpc: Rpc, result: Awaitable[bytes]) -> Outcome:
-        """Await the answer of a call, and close the call. An exception becomes an error status."""
-        answer, failure = b"", None
-        try:
-            try:
-                answer = await result
-            except InferdError as error:
-                failure = error
-            except Exception:
-                # The request boundary: a defect ends this request, and no other.
-                failure = log_defect(call)
-            note_outcome(call, failure, len(answer))
-        except asyncio.CancelledError:
-            note_abandoned(call, rpc)
-            raise
-        finally:
-            self.close(call)
-        trailers = trailers_of(call, failure)
-        if failure is None:
-            return Outcome(answer, Status.OK, "", trailers)
-        self.credit_refusal(rpc)
-        status, details = status_of(failure), details_of(failure)
-        del failure  # its traceback refers to this frame, and the cycle would wait for the garbage collector
-        return Outcome(b"", status, details, trailers)
 
     def close(self, call: Call) -> None:
         """End a call: settle its quota and emit its event."""
         call.is_complete = True
-        self._gateway.close(call)
+        call.finish(self._gateway.emit)
         self._num_open -= 1
         if self._waiting is not None and not self._num_open and not self._waiting.done():
             self._waiting.set_result(None)
-
-    def credit_refusal(self, rpc: Rpc) -> None:
-        """Give the connection back the cost of a refusal, for an authenticated call. Errors such as a used quota, a
-        full queue or an unknown model must not end a connection with other calls."""
-        rpc.connection.cost_credit += REFUSAL_CREDIT
-
-    def refuse(self, call: Call, rpc: Rpc, failure: InferdError) -> None:
-        """End a call with an error before it was served."""
-        rpc.connection.charge(REFUSAL)
-        note_outcome(call, failure, 0)
-        self.close(call)
-        rpc.fail(status_of(failure), details_of(failure), trailers_of(call, failure))
 
     async def wait_closed(self) -> None:
         """Wait until every call is closed."""
@@ -228,11 +312,13 @@ class Calls:
 
 
 class UnaryEndpoint:
-    """A method with one answer, which serves each call in a task."""
+    """A method of one answer that asks no model for anything."""
+
+    operation: Final = None
 
     def __init__(self, calls: Calls, name: str, scope: Scope, max_bytes: int, endpoint: Endpoint) -> None:
         self.calls = calls
-        self.name = name
+        self.name: Final = name
         self.scope: Final = scope
         self.max_bytes: Final = max_bytes
         self._endpoint = endpoint
@@ -243,10 +329,22 @@ class UnaryEndpoint:
         async def answer(call: Call) -> bytes:
             return await self._endpoint(self.calls.context, call, body, time_left(rpc))
 
-        self.calls.start(self.name, rpc, len(body), answer)
+        self.calls.start(self, rpc, len(body), answer)
+
+    def given_up(self, rpc: UnaryRpc, num_bytes: int) -> None:
+        self.calls.begin(self, rpc, num_bytes).note_abandoned()
 
     def take_compressed(self, rpc: UnaryRpc, body: bytes) -> None:
         self.calls.start_compressed(self, rpc, body)
+
+
+def capture(context: Context, call: Call, body: bytes) -> None:
+    """Have a call recorded, if its tenant's payloads are."""
+    payloads = context.payloads
+    if payloads is not None and payloads.is_on:
+        call.capture = payloads.begin(call.principal.tenant, call.unique, None)
+        if call.capture is not None:
+            call.capture.request = body
 
 
 def time_left(rpc: Rpc) -> float | None:
@@ -287,24 +385,7 @@ def trailers_of(call: Call, failure: InferdError | None) -> Headers:
     return ((b"x-request-id", call.request_id.encode("ascii")), *told, *call.common_headers)
 
 
-def _call_of(rpc: Rpc, path: str) -> Call:
-    scope = {"method": "POST", "path": path, "http_version": "2", "headers": rpc.head.metadata}
-    call = Call(scope, _never_receive, _refuse_send, clock.now())
-    call.principal = rpc.principal
-    return call
-
-
 def log_defect(call: Call) -> InternalError:
     """Log the unexpected exception that is being handled; returns the error for the client."""
     _log.exception("request %s failed", call.request_id)
     return InternalError("The server met an internal error; the log has the details.")
-
-
-async def _never_receive() -> Message:
-    """A call's ``receive`` that never returns: a disconnect cancels the task that serves the call."""
-    never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-    return await never
-
-
-async def _refuse_send(message: Message) -> None:
-    raise AssertionError("a gRPC call is not answered in HTTP's messages")

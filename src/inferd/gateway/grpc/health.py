@@ -60,6 +60,7 @@ class Check:
 
     name: Final = "Check"
     scope: Final = "public"
+    operation: Final = None
     max_bytes: Final = MAX_BYTES
 
     def __init__(self, health: Health) -> None:
@@ -75,6 +76,9 @@ class Check:
         else:
             rpc.finish(self._health.status(), b"")
 
+    def given_up(self, rpc: UnaryRpc, num_bytes: int) -> None:
+        """A health check is not logged."""
+
     def take_compressed(self, rpc: UnaryRpc, body: bytes) -> None:
         rpc.fail(Status.UNIMPLEMENTED, "A health check is not taken compressed; send it as it is.")
 
@@ -84,6 +88,7 @@ class Watch:
 
     name: Final = "Watch"
     scope: Final = "public"
+    operation: Final = None
     max_bytes: Final = MAX_BYTES
 
     def __init__(self, health: Health, calls: Calls) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from inferd.errors import ModelNotFound
 from inferd.gateway.admin import health
+from inferd.gateway.admin.audit import carry_out
 from inferd.gateway.call import Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import Unsupported
@@ -20,7 +21,9 @@ from inferd.gateway.grpc.protocol import protocol
 from inferd.gateway.kserve import models as kserve
 from inferd.gateway.kserve.repository import load_model, unload_model
 from inferd.gateway.kserve.rest import MAX_REPOSITORY_BYTES
+from inferd.gateway.kserve.served import Served, find_served, is_ready, served_models, versions_served
 from inferd.gateway.kserve.statistics import statistics_of
+from inferd.gateway.kserve.wire import Value
 from inferd.tenancy.principal import Scope
 
 _Response = msgspec.Struct | Mapping[str, object]
@@ -97,7 +100,7 @@ async def _server_metadata(context: Context, call: Call, request: _Request) -> _
 async def _model_ready(context: Context, call: Call, request: _Request) -> _Response:
     """An unknown model is reported as not ready, as Triton does."""
     try:
-        return {"ready": kserve.is_ready(_served(context, call, request))}
+        return {"ready": is_ready(_served(context, call, request))}
     except ModelNotFound:
         return {"ready": False}
 
@@ -114,37 +117,39 @@ async def _index(context: Context, call: Call, request: _Request) -> _Response:
     return {"models": kserve.repository_index(context, call.principal, ready=request.get("ready") is True)}
 
 
-def _served(context: Context, call: Call, request: _Request) -> kserve.Served:
-    served = kserve.find_served(context, call.principal, str(request["name"]), str(request["version"]))
+def _served(context: Context, call: Call, request: _Request) -> Served:
+    served = find_served(context, call.principal, str(request["name"]), str(request["version"]))
     call.model = served.status.name
     return served
 
 
 async def _model_statistics(context: Context, call: Call, request: _Request) -> _Response:
     if request["version"]:
-        models: Sequence[kserve.Served] = [_served(context, call, request)]
+        models: Sequence[Served] = [_served(context, call, request)]
     elif request["name"]:
-        models = kserve.versions_served(context, call.principal, str(request["name"]))
+        models = versions_served(context, call.principal, str(request["name"]))
     else:
-        models = kserve.served_models(context, call.principal)
+        models = served_models(context, call.principal)
     return statistics_of(context, models)
 
 
 async def _load(context: Context, call: Call, request: _Request) -> _Response:
     name = str(request["model_name"])
-    await load_model(context, call.principal, name, _parameters(request))
+    parameters = _parameters(request)
+    await carry_out(context, call, "load", name, lambda: load_model(context, call.principal, name, parameters))
     call.model = name
     return {}
 
 
 async def _unload(context: Context, call: Call, request: _Request) -> _Response:
     name = str(request["model_name"])
-    await unload_model(context, call.principal, name, _parameters(request))
+    parameters = _parameters(request)
+    await carry_out(context, call, "unload", name, lambda: unload_model(context, call.principal, name, parameters))
     call.model = name
     return {}
 
 
-def _parameters(request: _Request) -> dict[str, kserve.Value]:
+def _parameters(request: _Request) -> dict[str, Value]:
     """The request's map of ModelRepositoryParameters as values. A file's bytes are a base64 text, as in JSON."""
     given = request["parameters"]
     assert isinstance(given, dict)

@@ -32,6 +32,7 @@ class Reflection:
 
     name: Final = METHOD
     scope: Final = "public"
+    operation: Final = None
     max_bytes: Final = MAX_BYTES
 
     def __init__(self, calls: Calls) -> None:

@@ -15,7 +15,8 @@ from typing import Final, Protocol
 from inferd import clock
 from inferd.config.units import bytes_text
 from inferd.errors import InvalidRequest
-from inferd.gateway.compression import OFF_LOOP_BYTES, decompressed
+from inferd.events import Operation
+from inferd.gateway.body.compression import OFF_LOOP_BYTES, decompressed
 from inferd.gateway.errors import BodyTooLarge
 from inferd.gateway.grpc.statuses import Status
 from inferd.gateway.grpc.wire import HEAD, OK, PREFIX_BYTES, Head, Refusal, only_head, status_block, trailers_block
@@ -66,6 +67,10 @@ class Method(Protocol):
         """The scope that a call's key must have."""
 
     @property
+    def operation(self) -> Operation | None:
+        """What it asks a model for; None: nothing."""
+
+    @property
     def max_bytes(self) -> int | None:
         """The largest message, in bytes after decompression; None: ``Limits.max_bytes``."""
 
@@ -75,6 +80,9 @@ class UnaryMethod(Method, Protocol):
 
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
         """Serve a call with this message. The method must finish the call or set its ``owner``."""
+
+    def given_up(self, rpc: UnaryRpc, num_bytes: int) -> None:
+        """Record a call that the client cancelled before its message, of ``num_bytes`` bytes, was processed."""
 
     def take_compressed(self, rpc: UnaryRpc, body: bytes) -> None:
         """Serve a call with a compressed message, which ``UnaryRpc.decompressed`` decompresses."""
@@ -335,7 +343,8 @@ class UnaryRpc(Rpc):
             and int.from_bytes(data[start + 1 : begin], "big") == stop - begin <= self._max_bytes
             and self.head.length in (None, stop - start)
         ):
-            self._method.take(self, data[begin:stop])  # nearly all messages come in one frame
+            self._received_message = data[begin:stop], False  # nearly all messages come in one frame
+            self.connection.after_frames(self._take_message)
         else:
             self._gather(data, start, stop, is_end)
 
@@ -351,9 +360,16 @@ class UnaryRpc(Rpc):
             problem = "The call takes one message, and none came; send one, if an empty one."
             self.refuse(Refusal(Status.UNIMPLEMENTED, problem))
             return
-        message, is_compressed = self._received_message
-        self._received_message = self._buffer = None
-        if is_compressed:
+        self._buffer = None
+        self.connection.after_frames(self._take_message)
+
+    def _take_message(self) -> None:
+        """Begin the call, unless a frame of the same read cancelled it."""
+        assert self._received_message is not None, "its message is complete"
+        (message, is_compressed), self._received_message = self._received_message, None
+        if self.is_ended:
+            self._method.given_up(self, len(message))
+        elif is_compressed:
             self._method.take_compressed(self, message)
         else:
             self._method.take(self, message)
@@ -430,20 +446,24 @@ class StreamRpc(Rpc):
             raise RpcClosed
         return found
 
-    async def write(self, message: bytes) -> None:
-        """Send one answer; waits while the client does not read. Raises RpcClosed."""
+    async def write(self, message: bytes) -> float:
+        """Send one answer; waits while the client does not read, and returns for how long. Raises RpcClosed."""
         if self.is_ended:
             raise RpcClosed
         if not self._has_begun:
             self._has_begun = True
             self.send_headers(HEAD)
         self.send_data(b"\0" + len(message).to_bytes(4, "big") + message)
+        blocked_at: float | None = None
         while (self.is_blocked or not self.connection.is_writable) and not self.is_ended:
+            if blocked_at is None:
+                blocked_at = clock.now()
             if self._writer is None:
                 self._writer = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._writer)
         if self.is_ended:
             raise RpcClosed
+        return 0.0 if blocked_at is None else clock.now() - blocked_at
 
     def close(self, trailers: Iterable[Header] = ()) -> None:
         """End the call with the status OK. No effect if the call has ended."""

@@ -19,8 +19,7 @@ from inferd.events import ClientTurnedAway
 from inferd.gateway.admin.health import is_ready
 from inferd.gateway.grpc import health, reflection
 from inferd.gateway.grpc.calls import SERVICE, Calls
-from inferd.gateway.grpc.direct_infer import METHOD as INFER
-from inferd.gateway.grpc.direct_infer import DirectInfer
+from inferd.gateway.grpc.inference import Infer
 from inferd.gateway.grpc.management import management
 from inferd.gateway.grpc.rpc import Method, Rpc, StreamMethod, StreamRpc, UnaryMethod, UnaryRpc
 from inferd.gateway.grpc.statuses import Status
@@ -71,7 +70,7 @@ class GrpcServer:
         self._streams = Streams(calls)
         self._health = health.Health(self._is_serving)
         self._unary: dict[bytes, UnaryMethod] = {
-            path_of(SERVICE, INFER): DirectInfer(calls),
+            path_of(SERVICE, Infer.name): Infer(calls),
             **{path_of(SERVICE, name): method for name, method in management(calls).items()},
             path_of(health.SERVICE_NAME, "Check"): health.Check(self._health),
         }

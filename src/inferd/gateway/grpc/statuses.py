@@ -42,6 +42,8 @@ TABLE: Final[dict[str, Status]] = {
     "upstream_failed": Status.UNAVAILABLE,
     "model_not_found": Status.NOT_FOUND,
     "key_not_found": Status.NOT_FOUND,
+    "request_not_found": Status.NOT_FOUND,
+    "stored_not_found": Status.NOT_FOUND,
     "state_unavailable": Status.UNAVAILABLE,
     "overloaded": Status.RESOURCE_EXHAUSTED,
     "unavailable": Status.UNAVAILABLE,

@@ -13,11 +13,12 @@ from typing import Final
 
 from inferd.errors import InferdError
 from inferd.gateway.admission import authenticate
-from inferd.gateway.grpc.calls import Calls, log_defect, note_abandoned, note_outcome, time_left
+from inferd.gateway.grpc.calls import Calls, capture, log_defect, note_abandoned, note_outcome, time_left
 from inferd.gateway.grpc.envelope import Envelope, read_envelope
-from inferd.gateway.grpc.inference import answers
 from inferd.gateway.grpc.rpc import RpcClosed, StreamRpc
 from inferd.gateway.grpc.statuses import Status, details_of
+from inferd.gateway.grpc.stream_answers import answers
+from inferd.gateway.operations import PREDICT
 from inferd.protowire import sized
 
 METHOD: Final = "ModelStreamInfer"
@@ -29,6 +30,7 @@ class Streams:
 
     name: Final = METHOD
     scope: Final = "infer"
+    operation: Final = PREDICT
     max_bytes: Final = None
 
     def __init__(self, calls: Calls) -> None:
@@ -47,7 +49,7 @@ class Streams:
             stream.stop()
 
     async def _serve(self, rpc: StreamRpc) -> None:
-        stream = _InferStream(self._calls, rpc)
+        stream = _InferStream(self, self._calls, rpc)
         self._open.add(stream)
         try:
             if self._is_stopping:
@@ -58,7 +60,8 @@ class Streams:
 
 
 class _InferStream:
-    def __init__(self, calls: Calls, rpc: StreamRpc) -> None:
+    def __init__(self, method: Streams, calls: Calls, rpc: StreamRpc) -> None:
+        self._method = method
         self._calls = calls
         self._rpc = rpc
         self._context = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -132,21 +135,24 @@ class _InferStream:
         self, body: bytes, envelope: Envelope | None, failure: InferdError | None, before: asyncio.Task[None] | None
     ) -> None:
         """Serve one request to its end. Raises CancelledError alone, when the stream ends; errors become answers."""
-        call = self._calls.begin(METHOD, self._rpc, len(body))
+        call = self._calls.begin(self._method, self._rpc, len(body))
         call.stream = True
         try:
             try:
                 context = self._calls.context
                 if before is not None:
                     await asyncio.wait((before,))
-                authenticate(context.door, call, "infer")
+                authenticate(context, call, "infer")
+                capture(context, call, body)
                 if envelope is not None:
                     async with contextlib.aclosing(
                         answers(context, call, envelope, body, time_left(self._rpc))
                     ) as found:
                         async for answer in found:
-                            await self._write(sized(2, answer))
+                            call.blocked_s += await self._write(sized(2, answer))
                             call.response_bytes += len(answer)
+                            if call.capture is not None:
+                                call.capture.add(answer)
             except InferdError as error:
                 failure = error
             except Exception:
@@ -162,10 +168,11 @@ class _InferStream:
         finally:
             self._calls.close(call)
 
-    async def _write(self, message: bytes) -> None:
-        """Send one answer; waits while the client does not read. Cancels the task when the call has ended."""
+    async def _write(self, message: bytes) -> float:
+        """Send one answer; waits while the client does not read, and returns for how long. Cancels the task when the
+        call has ended."""
         async with self._writing:
             try:
-                await self._rpc.write(message)
+                return await self._rpc.write(message)
             except RpcClosed:
                 raise asyncio.CancelledError from None

@@ -8,23 +8,29 @@ The request's parameters, and the optional input ``sampling_parameters`` (JSON),
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 import msgspec
 
-from inferd.errors import InternalError, InvalidRequest
-from inferd.gateway.call import Call
+from inferd import clock
+from inferd.errors import InferdError, InvalidRequest
+from inferd.gateway.admission import reserve
+from inferd.gateway.call import Answer, Call, Response
 from inferd.gateway.context import Context
-from inferd.gateway.errors import invalid, shown
-from inferd.gateway.generation import check_end, collect
-from inferd.gateway.grpc.envelope import MAX_FIELDS, Envelope
-from inferd.gateway.kserve.generate import TextRequest, submit_text
-from inferd.gateway.kserve.models import Served
+from inferd.gateway.errors import check_end, invalid, shown
+from inferd.gateway.generation.outputs import merge
+from inferd.gateway.grpc.calls import CONTENT_TYPE
+from inferd.gateway.grpc.envelope import MAX_FIELDS, Envelope, read_envelope
+from inferd.gateway.kserve.generate import TextRequest, TextWork, generation_of, whole_text
+from inferd.gateway.kserve.served import Served
+from inferd.gateway.operations import TEXT_COMPLETION
 from inferd.gateway.upstream import ModelStatus
+from inferd.observe.payloads.texts import REPEATED
 from inferd.protowire import LENGTH, fields, sized, text
-from inferd.types import Output
+from inferd.router.stream import Stream
 
+DIALECT: Final = "v2.grpc"
 INPUT: Final = "text_input"
 OPTIONS: Final = "sampling_parameters"
 IGNORED: Final = frozenset({"stream", "exclude_input_in_output"})  # other inputs that clients of Triton's vLLM send
@@ -40,25 +46,25 @@ def writes_texts(model: ModelStatus) -> bool:
     return model.info is not None and model.info.kind == "generate"
 
 
-async def completed(
-    context: Context,
+async def text_work(
     call: Call,
     served: Served,
     envelope: Envelope,
     body: bytes,
     remaining_s: float | None,
     head: bytes,
-) -> bytes:
-    """A message with the whole text: ``head`` and the output."""
+) -> TextWork:
+    """Decode and check a request for a whole text. Raises InvalidRequest."""
     request, options = _text_request(envelope, body, remaining_s)
-    stream = await submit_text(context, call, served, request, options, is_stream=False)
-    collected = await collect(call, stream, 1)
-    choice = collected.choices[0]
-    call.finish_reasons = (choice.finish_reason,) if choice.finish_reason is not None else ()
-    written = "".join(choice.texts)
-    if options.get("exclude_input_in_output") is False:
-        written = request.text_input + written
-    return head + write_text(written)
+    generation = await generation_of(call, served, request, options, is_stream=False)
+    identity = f"{served.status.name} {served.requested_version} {DIALECT}\n".encode() + body
+    before = request.text_input if options.get("exclude_input_in_output") is False else ""
+
+    async def answer(call: Call, stream: Stream) -> Answer:
+        written, _ = await whole_text(call, stream)
+        return Response(200, head + write_text(before + written), CONTENT_TYPE)
+
+    return TextWork(generation, identity, answer)
 
 
 async def completions(
@@ -71,12 +77,13 @@ async def completions(
     head: bytes,
 ) -> AsyncGenerator[tuple[bytes, bool], None]:
     """A message for each piece of the text (``head`` and the output), and whether it is the last one."""
-    stream = await submit_text(context, call, served, *_text_request(envelope, body, remaining_s), is_stream=True)
-    async for output in stream:
-        if not isinstance(output, Output):
-            raise InternalError("A relayed answer came where outputs were expected. This is a bug.")
-        if output.prompt is not None:
-            call.note_prompt_tokens(output.prompt.num_tokens)
+    generation = await generation_of(call, served, *_text_request(envelope, body, remaining_s), is_stream=True)
+    call.received_at = clock.now()
+    cost = generation.prepare(call, b"")
+    reserve(context, call, served.status.name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
+    call.submitted_at = clock.now()
+    [stream] = await generation.submit(context, call)
+    async for _, output in merge(call, [stream]):
         end = output.end
         if end is not None:
             check_end(end)
@@ -102,6 +109,38 @@ def _text_request(envelope: Envelope, body: bytes, remaining_s: float | None) ->
         )
         options["timeout"] = max(1, round(least * 1e6))
     return TextRequest(text_input=given[INPUT]), options
+
+
+class _RecordedTexts:
+    """The texts of messages, for records of payloads."""
+
+    left_out: Final = REPEATED
+
+    def of_request(self, body: bytes) -> object:
+        """The texts and the parameters."""
+        try:
+            return {**read_texts(body), "parameters": read_envelope(body).parameters}
+        except InferdError:
+            return None
+
+    def of_answer(self, parts: Sequence[bytes], *, is_streamed: bool) -> object:
+        pieces = [
+            part[start + _LENGTH.size : end]
+            for part in parts
+            for field, wire, start, end in fields(part, 0, len(part), _MAX_FIELDS)
+            if field == 6 and wire == LENGTH
+        ]
+        return {"text_output": b"".join(pieces).decode("utf-8", "replace")} if pieces else None
+
+
+_RECORDED_TEXTS: Final = _RecordedTexts()
+
+
+def note_texts(call: Call) -> None:
+    """Note that a call of a method for predictions asks for a text, as its model tells."""
+    call.operation = TEXT_COMPLETION
+    if call.capture is not None:
+        call.capture.texts = _RECORDED_TEXTS
 
 
 def _options_of(written: str) -> dict[str, object]:

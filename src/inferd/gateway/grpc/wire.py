@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from inferd.gateway.compression import Encoding
+from inferd.gateway.call import Encoding
 from inferd.gateway.grpc.statuses import Status
 from inferd.http.http2.hpack import Header, literal
 from inferd.http.http2.request import Request

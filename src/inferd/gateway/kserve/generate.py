@@ -5,31 +5,30 @@ Source: Triton's generate extension. ``parameters`` are the fields of /v1/comple
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
 import msgspec
 
 from inferd.errors import InferdError, InternalError, InvalidRequest
+from inferd.gateway.body.decode import decode_body
 from inferd.gateway.call import Answer, Call, EventStream, Response
 from inferd.gateway.context import Context
-from inferd.gateway.decode import decode_body
-from inferd.gateway.errors import error_text, invalid
-from inferd.gateway.generation import (
-    collect,
-    failure_of,
-    first_output,
-    ignored_header,
-    merge,
-    submit_all,
-)
-from inferd.gateway.kserve.models import Served, predict_fields_of
+from inferd.gateway.errors import failure_of, invalid
+from inferd.gateway.generation.outputs import first_output, merge
+from inferd.gateway.generation.requests import Generation, collect, error_frame, ignored_header
+from inferd.gateway.generation.writer import encode
+from inferd.gateway.kserve.parameters import predict_fields_of
+from inferd.gateway.kserve.served import Served
 from inferd.gateway.openai.completions import completion_sampling, prompts_of
+from inferd.gateway.openai.form import plain_form_of
+from inferd.gateway.openai.options import options_of
 from inferd.gateway.openai.sampling import check_unsupported
 from inferd.gateway.openai.wire import completion_decoder
-from inferd.gateway.sse import encode
-from inferd.gateway.upstream import Stream
-from inferd.types import Delta, Output
+from inferd.gateway.terms import Cost
+from inferd.observe.payloads.texts import JsonTexts
+from inferd.router.stream import Stream
+from inferd.types import Delta, FinishReason, Output
 
 _OWN: Final = ("stream", "exclude_input_in_output", "model", "prompt", "request_id")  # not passed to /v1/completions
 _ENDING: Final = b"}}\n\n"  # the end of the frame with ``details``; a frame with a text alone ends with one brace
@@ -59,33 +58,66 @@ class TextAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     details: TextDetails | None = None
 
 
+GENERATE_TEXTS: Final = JsonTexts("text_output")
 text_decoder: Final = msgspec.json.Decoder(TextRequest)
 _any: Final = msgspec.json.Decoder()
 
 
-async def generate(context: Context, call: Call, served: Served, body: TextRequest) -> Answer:
-    """The answer with the whole text. Raises InferdError for every failure."""
-    options = _options(body)
-    if body.stream or options.get("stream"):
-        raise invalid("stream", "stream is true; POST to generate_stream for a stream.")
-    stream = await submit_text(context, call, served, body, options, is_stream=False)
-    collected = await collect(call, stream, 1)
-    choice = collected.choices[0]
+class TextWork:
+    """A request for a text, for the stages. ``answer`` makes the answer from the stream of its outputs."""
+
+    __slots__ = ("_answer", "_generation", "_identity", "model_name")
+
+    def __init__(
+        self, generation: Generation, identity: bytes, answer: Callable[[Call, Stream], Awaitable[Answer]]
+    ) -> None:
+        self.model_name = generation.model.name
+        self._generation = generation
+        self._identity = identity
+        self._answer = answer
+
+    def identity(self) -> bytes:
+        return self._identity
+
+    def inputs(self, context: Context) -> None:
+        """Answers in this form are not cached."""
+
+    def prepare(self, context: Context, call: Call) -> Cost:
+        return self._generation.prepare(call, b"")
+
+    async def submit(self, context: Context, call: Call) -> Answer:
+        [stream] = await self._generation.submit(context, call)
+        return await self._answer(call, stream)
+
+
+async def whole_text(call: Call, stream: Stream) -> tuple[str, FinishReason | None]:
+    """The whole text of a stream, and why it ended. Raises the error of a failed request."""
+    choice = (await collect(call, stream, 1)).choices[0]
     call.finish_reasons = (choice.finish_reason,) if choice.finish_reason is not None else ()
-    text = "".join(choice.texts)
-    if options.get("exclude_input_in_output") is False:
-        text = body.text_input + text
-    answer = _answer(served, body, text, TextDetails(choice.finish_reason))
-    return Response(200, encode(answer), headers=ignored_header(call.ignored))
+    return "".join(choice.texts), choice.finish_reason
 
 
-async def generate_stream(context: Context, call: Call, served: Served, body: TextRequest) -> Answer:
-    """The answer as a stream of pieces. Raises InferdError for every failure before the first piece."""
-    call.stream = True
-    stream = await submit_text(context, call, served, body, _options(body), is_stream=True)
-    outputs = merge(call, [stream])
-    first = await first_output(outputs, call)
-    return EventStream(_frames(call, served, body, outputs, first[1]), ignored_header(call.ignored), _ENDING)
+async def text_work(call: Call, served: Served, body: TextRequest, raw: bytes, *, is_stream: bool) -> TextWork:
+    """Check a request for a text. ``raw``: its body. Raises InvalidRequest."""
+    options = _options(body)
+    if not is_stream and (body.stream or options.get("stream")):
+        raise invalid("stream", "stream is true; POST to generate_stream for a stream.")
+    call.stream = is_stream
+    generation = await generation_of(call, served, body, options, is_stream=is_stream)
+    identity = f"{served.status.name} {served.requested_version}\n".encode() + raw
+    before = body.text_input if options.get("exclude_input_in_output") is False else ""
+
+    async def streamed(call: Call, stream: Stream) -> Answer:
+        outputs = merge(call, [stream])
+        _, first = await first_output(outputs, call)
+        return EventStream(_frames(call, served, body, outputs, first), ignored_header(call.ignored), _ENDING)
+
+    async def whole(call: Call, stream: Stream) -> Answer:
+        text, reason = await whole_text(call, stream)
+        answer = _answer(served, body, before + text, TextDetails(reason))
+        return Response(200, encode(answer), headers=ignored_header(call.ignored))
+
+    return TextWork(generation, identity, streamed if is_stream else whole)
 
 
 async def _frames(
@@ -102,16 +134,16 @@ async def _frames(
                 error = failure_of(output.end)
             frames = [_event(call, served, body, delta) for delta in output.deltas]
             if error is not None:
-                frames.append(_error_event(call, error))
+                frames.append(error_frame(call, error))
             if any(frames):
                 yield b"".join(frames)
             if output.end is not None:
                 return
             _, output = await anext(outputs)
     except InferdError as error:
-        yield _error_event(call, error)
+        yield error_frame(call, error)
     except StopAsyncIteration:
-        yield _error_event(call, InternalError("The answer ended before it was complete; try again."))
+        yield error_frame(call, InternalError("The answer ended before it was complete; try again."))
     finally:
         await outputs.aclose()
 
@@ -124,11 +156,6 @@ def _event(call: Call, served: Served, body: TextRequest, delta: Delta) -> bytes
     if not delta.text and details is None:
         return b""
     return b"data: %b\n\n" % encode(_answer(served, body, delta.text, details))
-
-
-def _error_event(call: Call, error: InferdError) -> bytes:
-    call.note_error(error)
-    return b"data: %b\n\n" % error_text(error)
 
 
 def _answer(served: Served, body: TextRequest, text: str, details: TextDetails | None) -> TextAnswer:
@@ -148,11 +175,10 @@ def _options(body: TextRequest) -> dict[str, object]:
     return options
 
 
-async def submit_text(
-    context: Context, call: Call, served: Served, body: TextRequest, options: dict[str, object], *, is_stream: bool
-) -> Stream:
-    """Submit the continuation of a text to a local model. ``options``: the request's parameters as values. Raises
-    InvalidRequest, QuotaExceeded, and what the router raises."""
+async def generation_of(
+    call: Call, served: Served, body: TextRequest, options: dict[str, object], *, is_stream: bool
+) -> Generation:
+    """The generation for a text and its parameters. Raises InvalidRequest."""
     model = served.status
     if model.info is not None and model.info.kind != "generate":
         raise invalid(
@@ -168,7 +194,7 @@ async def submit_text(
     given = {name: value for name, value in options.items() if name not in _OWN}
     priority, timeout = given.pop("priority", None), given.pop("timeout", None)
     # Converted from Triton's units; other values than numbers are refused.
-    terms = predict_fields_of("", b"", {"priority": priority, "timeout": timeout})  # type: ignore[dict-item]
+    terms = predict_fields_of("", b"", {"priority": priority, "timeout": timeout})
     if terms.priority is not None:
         given["priority"] = terms.priority
     if terms.timeout is not None:
@@ -181,17 +207,11 @@ async def submit_text(
     sampling, explicit = completion_sampling(fields)
     if sampling.width != 1:
         raise invalid("parameters.n", "parameters.n and best_of must be 1 here: there is one text_output.")
-    [stream] = await submit_all(
-        context,
-        call,
-        fields,
+    return Generation(
         model,
         call.response_id("generate"),
         prompts_of(fields),
         sampling,
         explicit,
-        raw=raw,
-        return_prompt_ids=False,
-        may_relay=False,
+        options_of(fields, form=plain_form_of(fields), may_relay=False),
     )
-    return stream

@@ -10,13 +10,14 @@ from typing import Any, Final
 import msgspec
 
 from inferd.errors import InferdError
-from inferd.gateway.call import Answer, Call, Response
-from inferd.gateway.compression import compressed
+from inferd.gateway.body.compression import wanted_encoding
+from inferd.gateway.call import Answer, Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorShape, UnsupportedMediaType, invalid, kind_of, printable
-from inferd.gateway.kserve.models import Served, draw_served_version, find_served, served_models
 from inferd.gateway.kserve.rest import read_tensor_body, task_of
-from inferd.gateway.predictions import PredictFields, predict
+from inferd.gateway.kserve.served import Served, draw_served_version, find_served, served_models
+from inferd.gateway.predictions import predict
+from inferd.gateway.terms import PredictFields
 
 _TARGET: Final = b"x-amzn-sagemaker-target-model"
 CSV_TYPE: Final = b"text/csv"
@@ -38,7 +39,7 @@ class MlflowError(msgspec.Struct, frozen=True):
     message: str
 
 
-def _mlflow_error(error: InferdError) -> bytes:
+def _mlflow_error(error: InferdError, request_id: str) -> bytes:
     status = kind_of(error).status
     code = _CODES.get(status, "INTERNAL_ERROR" if status >= 500 else "BAD_REQUEST")
     message = error.message if status != 500 else "The server met an internal error; the log has the details."
@@ -139,5 +140,5 @@ def _target(context: Context, call: Call) -> Served:
 
 async def _predicted(context: Context, call: Call, served: Served, fields: PredictFields) -> Answer:
     served = draw_served_version(context, call, served)
-    answer = await call.with_cancellation(predict(context, call, served.status, fields, tasks=(task_of(served),)))
-    return await compressed(call, answer) if isinstance(answer, Response) else answer
+    call.encoding = wanted_encoding(call)
+    return await predict(context, call, served.status, fields, task_of(served))

@@ -1,32 +1,24 @@
-"""The parts of KServe v2 that REST and gRPC share: the parameters of requests, and the metadata of models.
+"""The metadata of models, which KServe v2 over REST and over gRPC share.
 
 Knows the router's states and the configuration. Knows neither HTTP nor protobuf nor tensors. Sources: the Open
-Inference Protocol, and Triton's extensions parameters, sequence, schedule_policy, model_configuration,
-model_repository.
+Inference Protocol, and Triton's extensions model_configuration and model_repository.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 
 from inferd import __version__
 from inferd.config import ModelConfig
-from inferd.config.versions import base_of, entry_named, versions_of
-from inferd.errors import ModelNotFound, Unavailable
-from inferd.gateway.admission import MAX_TIMEOUT_S, may_use, visible_models
-from inferd.gateway.call import Call
+from inferd.errors import Unavailable
 from inferd.gateway.context import Context
-from inferd.gateway.errors import invalid, printable, shown
-from inferd.gateway.predictions import PredictFields
+from inferd.gateway.kserve.served import Served, is_ready, served_models, versions_among
 from inferd.gateway.upstream import ModelState, ModelStatus
-from inferd.gateway.versions import draw_version
 from inferd.tenancy.principal import Principal
-from inferd.types import RANKS, TensorSpec
+from inferd.types import TensorSpec
 
-MAX_SEQUENCE_CHARS: Final = 128
 EXTENSIONS: Final = (
     "classification",
     "sequence",
@@ -39,185 +31,6 @@ EXTENSIONS: Final = (
     "parameters",
     "statistics",
 )
-
-# A request's priority: 0 is the default, 1 the highest, and every level from 4 on the lowest class.
-_CLASSES: Final = (RANKS["critical"], RANKS["interactive"], RANKS["normal"], RANKS["batch"])
-
-Value = str | int | float | bool | None
-
-
-# -- a request's parameters ----------------------------------------------------------------------
-
-
-def predict_fields_of(
-    dialect: str,
-    body: bytes,
-    parameters: Mapping[str, Value],
-    *,
-    header_bytes: int = -1,
-    version: str = "",
-) -> PredictFields:
-    """The fields of a request for a prediction, from its body and parameters. Parameters that the gateway does not know
-    are left to the model.
-
-    Raises InvalidRequest.
-    """
-    if not parameters:
-        return PredictFields(dialect=dialect, body=body, header_bytes=header_bytes, version=version)
-    sequence = _sequence(parameters.get("sequence_id"))
-    starts, ends = _flag(parameters, "sequence_start"), _flag(parameters, "sequence_end")
-    if (starts or ends) and not sequence:
-        raise invalid(
-            "parameters.sequence_id",
-            "parameters.sequence_start and sequence_end belong to a sequence; send its sequence_id (not 0 or empty).",
-        )
-    return PredictFields(
-        dialect=dialect,
-        body=body,
-        header_bytes=header_bytes,
-        version=version,
-        sequence=sequence,
-        sequence_start=starts,
-        sequence_end=ends,
-        may_wait=_flag(parameters, "batching", unset=True),
-        priority=_priority(parameters.get("priority")),
-        timeout=_timeout(parameters.get("timeout")),
-    )
-
-
-def _sequence(value: Value) -> str:
-    """The name of a request's sequence; empty: it has none. The number 7 and the text "7" are the same sequence."""
-    if value is None or (value == 0 and not isinstance(value, bool)):
-        return ""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 64:
-        return str(value)
-    if isinstance(value, str) and len(value) <= MAX_SEQUENCE_CHARS:
-        return value
-    raise invalid(
-        "parameters.sequence_id",
-        f"parameters.sequence_id must be a whole number of 64 bits or a text of at most {MAX_SEQUENCE_CHARS} "
-        f"characters, not {shown(value)}.",
-    )
-
-
-def _flag(parameters: Mapping[str, Value], name: str, *, unset: bool = False) -> bool:
-    value = parameters.get(name)
-    if value is None:
-        return unset
-    if not isinstance(value, bool):
-        raise invalid(f"parameters.{name}", f"parameters.{name} must be true or false, not {shown(value)}.")
-    return value
-
-
-def _priority(value: Value) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
-        raise invalid(
-            "parameters.priority",
-            f"parameters.priority must be a whole number from 0 (the default), where 1 is the highest, not "
-            f"{shown(value)}.",
-        )
-    return None if value == 0 else _CLASSES[min(value, len(_CLASSES)) - 1]
-
-
-def _timeout(value: Value) -> float | None:
-    """A timeout in seconds, from microseconds. None: no timeout."""
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TIMEOUT_S * 1e6:
-        raise invalid(
-            "parameters.timeout",
-            f"parameters.timeout must be microseconds from 0 (none) to {MAX_TIMEOUT_S * 1e6:.0f}, not {shown(value)}.",
-        )
-    return value / 1e6 if value else None
-
-
-# -- models and their versions -------------------------------------------------------------------
-
-
-class Served(NamedTuple):
-    """One version of a model: the router's status of its entry, and its name and version in KServe v2."""
-
-    status: ModelStatus
-    name: str
-    version: str
-    requested_version: str = ""  # the version that the client named
-
-
-def find_served(context: Context, principal: Principal, name: str, version: str = "") -> Served:
-    """The version that ``version`` (a number or an alias) names, or the newest version that the principal may use.
-    Raises ModelNotFound."""
-    if not version:
-        entry = entry_named(context.config.models, name) if "@" in name else None
-        status = context.router.model(name if entry is None else entry)
-        if status is not None and may_use(context, principal, status.name):
-            served = _served(context, status)
-            return served if entry is None else served._replace(requested_version=served.version)
-    known = [_served(context, status) for status in visible_models(context, principal)]
-    if not version:
-        newest = _versions_among(known, name)[-1:]
-        if newest:
-            return newest[0]
-    config = context.config.models.get(name)
-    requested = version
-    if config is not None and version:
-        version = str(config.versions.aliases.get(version, version))
-    there = _versions_among(known, name)
-    for served in there:
-        if served.version == version:
-            return served._replace(requested_version=version)
-    if there:
-        raise ModelNotFound(
-            f"Request for unknown model: {shown(name)} version {printable(requested)!r} is not found; its versions are "
-            f"{', '.join(served.version for served in there)}.",
-            param="model",
-        )
-    names = ", ".join(map(printable, list(dict.fromkeys(served.name for served in known))[:20])) or "no model"
-    raise ModelNotFound(
-        f"Request for unknown model: {shown(name)} is not found; this server has: {names}.", param="model"
-    )
-
-
-def draw_served_version(context: Context, call: Call, served: Served, sequence: str = "") -> Served:
-    """The version that computes a request. If the request names no version and the model's versions have weights, one
-    is drawn. ``sequence``: the request's sequence; all its requests get the same version."""
-    if served.requested_version or served.status.name != served.name:
-        return served
-    status = draw_version(context, call, served.status, sequence=sequence)
-    if status is served.status:
-        return served
-    call.model = status.name
-    return _served(context, status)
-
-
-def served_models(context: Context, principal: Principal) -> Sequence[Served]:
-    """Every version of every model that the principal may use."""
-    return [_served(context, status) for status in visible_models(context, principal)]
-
-
-def _served(context: Context, status: ModelStatus) -> Served:
-    models, entry = context.config.models, status.name
-    config = models.get(entry)
-    version = config.version if config is not None else "1"
-    base = base_of(entry) if "@" in entry else entry
-    is_version = base != entry and versions_of(models, base).get(version) == entry
-    return Served(status, base if is_version else entry, version)
-
-
-def versions_served(context: Context, principal: Principal, name: str) -> list[Served]:
-    """A model's versions that the principal may use, the oldest first. Raises ModelNotFound."""
-    return _versions_among(served_models(context, principal), name) or [find_served(context, principal, name)]
-
-
-def _versions_among(known: Sequence[Served], name: str) -> list[Served]:
-    return sorted([served for served in known if served.name == name], key=lambda served: int(served.version))
-
-
-def is_ready(served: Served) -> bool:
-    """Whether a replica of the version is ready."""
-    return served.status.replicas_ready >= 1
-
 
 # -- metadata ------------------------------------------------------------------------------------
 
@@ -301,7 +114,7 @@ def model_metadata(context: Context, principal: Principal, served: Served) -> Mo
     if info is None:
         raise _unknown_yet(served)
     inputs, outputs = tensors_of(served)
-    versions = _versions_among(served_models(context, principal), served.name)
+    versions = versions_among(served_models(context, principal), served.name)
     return ModelMetadata(
         name=served.name,
         versions=tuple(version.version for version in versions),

@@ -1,7 +1,8 @@
-"""Reads a JSON document in pieces: the parts outside its strings, and its outline without deeply nested values.
+"""The outline of a JSON document: the document without deeply nested values.
 
 A decoder reads a document in one call and holds the interpreter's lock until the call ends. Here no call reads more
-than ``PIECE_BYTES``, so other threads run between two calls. The document is not validated.
+than a ``Piece``, so other threads run between two calls. That needs an interpreted loop: a compiled one holds the
+lock until it ends. The document is not validated.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final
 
 from inferd.errors import InvalidRequest
+from inferd.gateway.body.decode_cost import Piece, pieces
 
-PIECE_BYTES: Final = 4096
 MAX_TOKENS: Final = 1 << 19  # of the pieces that are split into tokens: about 200 ms of a processor
 
 _SEARCHED_BYTES: Final = 256 * 1024  # searched by one call
@@ -23,30 +24,10 @@ _STEPS: Final = bytes([1 if byte in b"[{" else 255 for byte in range(256)])  # o
 _ROUNDS: Final = 8  # of removing empty lists and objects: most tensors have fewer dimensions
 
 
-class Piece(NamedTuple):
-    """A part of a document, of about ``PIECE_BYTES``."""
-
-    raw: bytes  # does not end within an escape sequence
-    is_inside: bool  # the piece begins within a string
-    outside: list[bytes]  # the parts outside strings
-
-
-def pieces(body: bytes) -> Iterator[Piece]:
-    """The pieces of a document, in order."""
-    at, is_inside = 0, False
-    while at < len(body):
-        raw = body[at : at + PIECE_BYTES]
-        if (len(raw) - len(raw.rstrip(b"\\"))) % 2:
-            raw = body[at : at + PIECE_BYTES + 1]
-        plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b'\\"' in raw else raw
-        parts = plain.split(b'"')
-        yield Piece(raw, is_inside, parts[is_inside::2])
-        is_inside ^= len(parts) % 2 == 0
-        at += len(raw)
-
-
 def contains(body: bytes, word: bytes) -> bool:
-    """As ``word in body``, in several calls, because one call may take long for some bodies."""
+    """As ``word in body``, in several calls for a large body, because one call may take long."""
+    if len(body) <= _SEARCHED_BYTES:
+        return word in body
     return any(
         body.find(word, at, at + _SEARCHED_BYTES + len(word) - 1) >= 0 for at in range(0, len(body), _SEARCHED_BYTES)
     )

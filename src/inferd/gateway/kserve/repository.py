@@ -16,7 +16,8 @@ from inferd.errors import InferdError, InvalidRequest, ModelNotFound, from_failu
 from inferd.gateway.admin.endpoints import control_of
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
-from inferd.gateway.kserve.models import Value, versions_served
+from inferd.gateway.kserve.served import versions_served
+from inferd.gateway.kserve.wire import Value
 from inferd.tenancy.principal import Principal
 
 MAX_BATCH_SIZE: Final = 65_536

@@ -7,27 +7,34 @@ is not supported, and its routes do not exist.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.admin import health
+from inferd.gateway.body.compression import decompressed, encoding_of, wanted_encoding
+from inferd.gateway.body.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.call import Answer, Call, Response, read_body, require_json
-from inferd.gateway.compression import compressed, decompressed, encoding_of
 from inferd.gateway.context import Context
-from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import UnsupportedMediaType, printable
-from inferd.gateway.idempotency import run_idempotent
+from inferd.gateway.generation.writer import encode
 from inferd.gateway.kserve import models as kserve
-from inferd.gateway.kserve.generate import TextRequest, generate, generate_stream, text_decoder
-from inferd.gateway.kserve.models import Served, Value, draw_served_version, find_served
+from inferd.gateway.kserve.generate import text_decoder, text_work
+from inferd.gateway.kserve.parameters import read_infer
 from inferd.gateway.kserve.repository import load_model, unload_model
+from inferd.gateway.kserve.served import (
+    Served,
+    draw_served_version,
+    find_served,
+    is_ready,
+    served_models,
+    versions_served,
+)
 from inferd.gateway.kserve.statistics import statistics_of
-from inferd.gateway.kserve.wire import read_infer
+from inferd.gateway.kserve.wire import Done, IndexRequest, Live, ModelReady, Ready, RepositoryRequest, Value
 from inferd.gateway.predictions import predict
-from inferd.gateway.sse import encode
+from inferd.gateway.stages import answer_of
 
 BINARY_TYPE: Final = b"application/octet-stream"
 MAX_REPOSITORY_BYTES: Final = 64 * 1024
@@ -35,40 +42,6 @@ _HEADER_LENGTH: Final = b"inference-header-content-length"
 _OF_TABLES: Final = " A table as text/csv is taken by POST /invocations."
 _VERSIONS: Final = "/versions/"
 _RETRY: Final = ((b"retry-after", b"1"),)
-
-
-class Live(msgspec.Struct, frozen=True):
-    live: bool = True
-
-
-class Ready(msgspec.Struct, frozen=True):
-    ready: bool
-
-
-class ModelReady(msgspec.Struct, frozen=True):
-    """``condition`` says what the next request will meet: warm, degraded, loading, cold or unavailable."""
-
-    name: str
-    version: str
-    ready: bool
-    condition: kserve.Condition
-    detail: str
-
-
-class IndexRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /v2/repository/index"""
-
-    ready: bool = False
-
-
-class RepositoryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /v2/repository/models/{model}/load and unload"""
-
-    parameters: dict[str, Value] | None = None
-
-
-class Done(msgspec.Struct, frozen=True):
-    """An empty object."""
 
 
 _index_decoder: Final = msgspec.json.Decoder(IndexRequest)
@@ -113,9 +86,9 @@ async def model_metadata(context: Context, call: Call, rest: str) -> Answer:
 async def model_ready(context: Context, call: Call, rest: str) -> Answer:
     served = served_of(context, call, rest)
     status = served.status
-    is_ready = kserve.is_ready(served)
-    report = ModelReady(served.name, served.version, is_ready, kserve.condition_of(status), status.detail)
-    return Response(200 if is_ready else 503, encode(report), headers=() if is_ready else _RETRY)
+    ready = is_ready(served)
+    report = ModelReady(served.name, served.version, ready, kserve.condition_of(status), status.detail)
+    return Response(200 if ready else 503, encode(report), headers=() if ready else _RETRY)
 
 
 async def model_config(context: Context, call: Call, rest: str) -> Answer:
@@ -126,14 +99,14 @@ async def model_statistics(context: Context, call: Call, rest: str) -> Answer:
     if _VERSIONS in rest:
         models = [served_of(context, call, rest)]
     else:
-        models = kserve.versions_served(context, call.principal, rest)
-    return await compressed(call, Response(200, encode(statistics_of(context, models))))
+        models = versions_served(context, call.principal, rest)
+    call.encoding = wanted_encoding(call)
+    return Response(200, encode(statistics_of(context, models)))
 
 
 async def statistics(context: Context, call: Call, rest: str) -> Answer:
-    return await compressed(
-        call, Response(200, encode(statistics_of(context, kserve.served_models(context, call.principal))))
-    )
+    call.encoding = wanted_encoding(call)
+    return Response(200, encode(statistics_of(context, served_models(context, call.principal))))
 
 
 # -- inference -----------------------------------------------------------------------------------
@@ -151,8 +124,8 @@ async def infer(context: Context, call: Call, rest: str) -> Answer:
         most = info.max_json if info is not None else None
         fields = await asyncio.to_thread(read_infer, body, header_bytes, served.requested_version, most=most)
     served = draw_served_version(context, call, served, fields.sequence)
-    answer = await call.with_cancellation(predict(context, call, served.status, fields, tasks=(task_of(served),)))
-    return await compressed(call, answer) if isinstance(answer, Response) else answer
+    call.encoding = wanted_encoding(call)
+    return await predict(context, call, served.status, fields, task_of(served))
 
 
 def task_of(served: Served) -> str:
@@ -168,7 +141,7 @@ def header_length(call: Call) -> int:
     value = call.header(_HEADER_LENGTH)
     if value is None:
         return -1
-    if not value.isdigit() or len(value) > 18 or call.count(_HEADER_LENGTH) > 1:
+    if not value.isdigit() or len(value) > 18 or call.head.count(_HEADER_LENGTH) > 1:
         raise InvalidRequest(
             f"The header Inference-Header-Content-Length is {printable(value.decode('latin-1'))!r}; one number of "
             "bytes is expected.",
@@ -206,27 +179,20 @@ def check_media(call: Call, *, is_binary: bool) -> None:
 
 async def text(context: Context, call: Call, rest: str) -> Answer:
     """POST /v2/models/{model}/generate. Raises InferdError for every failure."""
-    return await _written(context, call, rest, generate)
+    return await _written(context, call, rest, is_stream=False)
 
 
 async def text_stream(context: Context, call: Call, rest: str) -> Answer:
     """POST /v2/models/{model}/generate_stream. Raises InferdError for every failure before the first piece."""
-    return await _written(context, call, rest, generate_stream)
+    return await _written(context, call, rest, is_stream=True)
 
 
-async def _written(
-    context: Context, call: Call, rest: str, write: Callable[[Context, Call, Served, TextRequest], Awaitable[Answer]]
-) -> Answer:
-    """The answer of ``write``, which runs once for each Idempotency-Key."""
+async def _written(context: Context, call: Call, rest: str, *, is_stream: bool) -> Answer:
     require_json(call)
     raw = await read_body(call, context.max_body_bytes, context.body_timeout_s)
     body = await decode_body(raw, text_decoder)
     served = draw_served_version(context, call, served_of(context, call, rest))
-    name = served.status.name
-    asks = f"{name} {served.requested_version}\n".encode() + raw
-    return await call.with_cancellation(
-        run_idempotent(context, call, asks, name, lambda: write(context, call, served, body))
-    )
+    return await answer_of(context, call, await text_work(call, served, body, raw, is_stream=is_stream))
 
 
 # -- the repository ------------------------------------------------------------------------------
@@ -236,7 +202,8 @@ async def repository_index(context: Context, call: Call, rest: str) -> Answer:
     body = await _small_body(context, call)
     request = await decode_body(body, _index_decoder) if body else IndexRequest()
     models = kserve.repository_index(context, call.principal, ready=request.ready)
-    return await compressed(call, Response(200, encode(models)))
+    call.encoding = wanted_encoding(call)
+    return Response(200, encode(models))
 
 
 async def repository_load(context: Context, call: Call, rest: str) -> Answer:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from inferd.gateway.context import Context
-from inferd.gateway.kserve.models import Served
+from inferd.gateway.kserve.served import Served
 from inferd.observe.statistics import Span
 
 

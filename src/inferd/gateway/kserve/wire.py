@@ -9,46 +9,52 @@ from typing import Any, Final
 
 import msgspec
 
-from inferd.gateway.decode import MAX_DECODE_COST, OFF_LOOP_BYTES, check_decode_cost, decode
-from inferd.gateway.kserve.models import Value, predict_fields_of
-from inferd.gateway.kserve.outline import contains, outline
-from inferd.gateway.predictions import PredictFields
+from inferd.gateway.kserve.models import Condition
 
-DIALECT: Final = "v2"
-_LEVELS: Final = 2  # the body and its ``parameters``
+Value = str | int | float | bool | None
 
 
-class _Head(msgspec.Struct, frozen=True):
+class Live(msgspec.Struct, frozen=True):
+    live: bool = True
+
+
+class Ready(msgspec.Struct, frozen=True):
+    ready: bool
+
+
+class ModelReady(msgspec.Struct, frozen=True):
+    """``condition`` says what the next request will meet: warm, degraded, loading, cold or unavailable."""
+
+    name: str
+    version: str
+    ready: bool
+    condition: Condition
+    detail: str
+
+
+class IndexRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v2/repository/index"""
+
+    ready: bool = False
+
+
+class RepositoryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /v2/repository/models/{model}/load and unload"""
+
+    parameters: dict[str, Value] | None = None
+
+
+class Done(msgspec.Struct, frozen=True):
+    """An empty object."""
+
+
+class Head(msgspec.Struct, frozen=True):
     """The one field of a body that is read here."""
 
     parameters: dict[str, Value] | None = None
 
 
-_head_decoder: Final = msgspec.json.Decoder(_Head)
-
-
-def read_infer(
-    body: bytes, header_bytes: int = -1, version: str = "", *, most: tuple[int, int] | None = None
-) -> PredictFields:
-    """The fields of an infer request.
-
-    ``header_bytes``: the length of the body's JSON part; -1: the whole body. ``most``: the largest number of values,
-    and of lists and objects, that the model accepts as JSON; None: not known. Raises InvalidRequest for wrong
-    parameters; the worker checks the rest of the body.
-    """
-    head = body if header_bytes < 0 else body[:header_bytes]
-    # A header length above the body's length is left to the worker, which has a better message for it.
-    if header_bytes > len(body) or not (contains(head, b'"parameters"') or contains(head, b"\\u")):
-        return PredictFields(dialect=DIALECT, body=body, header_bytes=header_bytes, version=version)
-    if len(head) > OFF_LOOP_BYTES:
-        head = outline(head, _LEVELS, most)
-        if len(head) > MAX_DECODE_COST:
-            check_decode_cost(head)
-    try:
-        parameters = _head_decoder.decode(head).parameters
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        parameters = decode(head, _head_decoder).parameters  # raises an InvalidRequest that names the field
-    return predict_fields_of(DIALECT, body, parameters or {}, header_bytes=header_bytes, version=version)
+head_decoder: Final = msgspec.json.Decoder(Head)
 
 
 # -- types for the OpenAPI document --------------------------------------------------------------

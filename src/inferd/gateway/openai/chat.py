@@ -5,34 +5,39 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import UNSET
 
-from inferd.gateway.answer import Work, answer_generation, begin_generation
+from inferd.answer_form import AnswerForm
+from inferd.errors import InferdError
 from inferd.gateway.call import Answer, Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
-from inferd.gateway.generation import (
-    Collected,
-    created_at,
-    usage_body,
-)
+from inferd.gateway.generation.answer import GenerateWork
+from inferd.gateway.generation.requests import Collected, Generation, created_at, error_frame
+from inferd.gateway.generation.writer import StreamForm, encode
+from inferd.gateway.limits import check_range
+from inferd.gateway.openai.chunks import STREAM_FORM, ChunkEnvelope, cache_fields, end_fields, usage_body
+from inferd.gateway.openai.form import constraint_of
 from inferd.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from inferd.gateway.openai.messages import chat_of
-from inferd.gateway.openai.sampling import check_range, check_unsupported, sampling_of
-from inferd.gateway.openai.toolcalls import ParsedCall, ToolCallParser, parse_all
+from inferd.gateway.openai.options import begin_generation, options_of
+from inferd.gateway.openai.sampling import check_unsupported, sampling_of
+from inferd.gateway.openai.tools import reasoning_budget_of, reasoning_kwargs, tool_use_of
 from inferd.gateway.openai.wire import (
     AssistantMessage,
     ChatChoice,
     ChatCompletion,
     ChatRequest,
     FunctionCallBody,
+    FunctionCallDelta,
     ToolCallBody,
     ToolCallDelta,
     WireFinishReason,
 )
-from inferd.gateway.sse import ChunkEnvelope, encode, end_fields
+from inferd.gateway.stages import answer_of
 from inferd.gateway.upstream import ModelStatus
-from inferd.types import Delta, FinishReason, Output, Usage
+from inferd.types import CallDelta, Delta, FinishReason, Output, Usage
 
 
 async def create_chat_completion(context: Context, call: Call, raw: bytes, body: ChatRequest) -> Answer:
@@ -47,11 +52,21 @@ async def create_chat_completion(context: Context, call: Call, raw: bytes, body:
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         check_range("max_completion_tokens", max_tokens, field)
     sampling, explicit = sampling_of(body, max_tokens=max_tokens, logprobs=_logprobs(body))
-    chat = chat_of(body, body.messages, default_special_tokens=False)
+    chat = chat_of(body, body.messages, default_special_tokens=False, template_kwargs=reasoning_kwargs(body))
     model, response_id = begin_generation(context, call, body, "chatcmpl")
     reply = _Reply(body, model, response_id, sampling.n)
-    work = Work(body, model, response_id, [chat], sampling, explicit, bool(body.return_token_ids))
-    return await answer_generation(context, call, raw, work, reply)
+    options = options_of(body, form=_form(body), return_prompt_ids=bool(body.return_token_ids))
+    generation = Generation(model, response_id, [chat], sampling, explicit, options)
+    return await answer_of(context, call, GenerateWork(generation, raw, reply))
+
+
+def _form(body: ChatRequest) -> AnswerForm:
+    return AnswerForm(
+        constraint=constraint_of(body),
+        tools=tool_use_of(body),
+        fit=bool(body.fit),
+        reasoning_budget=reasoning_budget_of(body),
+    )
 
 
 def _check_chat(body: ChatRequest) -> None:
@@ -62,13 +77,6 @@ def _check_chat(body: ChatRequest) -> None:
     if body.function_call not in (None, "none", "auto"):
         raise invalid(
             "function_call", "function_call is not supported; use 'tools' and 'tool_choice'.", "unsupported_parameter"
-        )
-    if body.tool_choice not in (None, "none", "auto"):
-        raise invalid(
-            "tool_choice",
-            f"tool_choice must be 'auto' or 'none', not {shown(body.tool_choice)}: a call cannot be forced here. Ask "
-            "for it in the prompt.",
-            "unsupported_parameter",
         )
     if body.top_logprobs is not None:
         check_range("top_logprobs", body.top_logprobs)
@@ -87,6 +95,12 @@ def wire_finish_reason(reason: FinishReason | None, num_calls: int) -> WireFinis
     return "length" if reason == "length" else None
 
 
+def _call_delta(part: CallDelta) -> ToolCallDelta:
+    if part.name is None:
+        return ToolCallDelta(part.index, UNSET, UNSET, FunctionCallDelta(arguments=part.arguments))
+    return ToolCallDelta(part.index, _call_id(), "function", FunctionCallDelta(part.name, part.arguments))
+
+
 def _call_id() -> str:
     return f"call_{os.urandom(12).hex()}"
 
@@ -96,30 +110,37 @@ class _Reply:
 
     __slots__ = (
         "as_ids",
+        "body",
         "created",
         "fingerprint",
         "id",
         "ids",
         "model",
         "n",
-        "only_one_call",
         "options",
-        "parse_tools",
+        "shows_reasoning",
         "top",
     )
 
     def __init__(self, body: ChatRequest, model: ModelStatus, response_id: str, n: int) -> None:
+        self.body = body
         self.id = response_id
         self.n = n
         self.created = created_at()
         self.model = model.name
         self.fingerprint: str | None = None  # known when the model has answered
-        self.parse_tools = bool(body.tools) and body.tool_choice != "none"
-        self.only_one_call = body.parallel_tool_calls is False
         self.ids = bool(body.return_token_ids)
         self.as_ids = bool(body.return_tokens_as_token_ids)
         self.top = _logprobs(body)
+        self.shows_reasoning = body.include_reasoning is not False
         self.options = body.stream_options
+
+    @property
+    def stream_form(self) -> StreamForm:
+        return STREAM_FORM
+
+    def cache_fields(self) -> tuple[msgspec.Struct, bytes]:
+        return cache_fields(self.body)
 
     def writer(self, call: Call) -> _ChatWriter:
         return _ChatWriter(self, call)
@@ -128,17 +149,19 @@ class _Reply:
         (only,) = collected
         choices: list[ChatChoice] = []
         for index, choice in enumerate(only.choices):
-            text, calls = "".join(choice.texts), list[ParsedCall]()
-            if self.parse_tools:
-                text, calls = parse_all([text], only_one=self.only_one_call)
+            text, reasoning, calls = "".join(choice.texts), "".join(choice.reasoning), choice.calls
             choices.append(
                 ChatChoice(
                     index,
                     AssistantMessage(
                         content=text if text or not calls else None,
-                        tool_calls=[ToolCallBody(_call_id(), FunctionCallBody(c.name, c.arguments)) for c in calls]
+                        tool_calls=[
+                            ToolCallBody(_call_id(), FunctionCallBody(c.name, "".join(c.arguments))) for c in calls
+                        ]
                         if calls
                         else UNSET,
+                        reasoning_content=reasoning if reasoning and self.shows_reasoning else UNSET,
+                        reasoning=reasoning if reasoning and self.shows_reasoning else UNSET,
                     ),
                     wire_finish_reason(choice.finish_reason, len(calls)),
                     None if self.top is None else chat_logprobs(choice.logprobs, as_ids=self.as_ids, top=self.top),
@@ -169,7 +192,7 @@ class _Reply:
 class _ChatWriter:
     """Frames of a streamed chat completion."""
 
-    __slots__ = ("_begun", "_call", "_heads", "_parsers", "_reply", "envelope")
+    __slots__ = ("_begun", "_call", "_heads", "_num_calls", "_reply", "envelope")
 
     def __init__(self, reply: _Reply, call: Call) -> None:
         options = reply.options
@@ -186,9 +209,13 @@ class _ChatWriter:
         self._call = call
         self._begun = False
         self._heads = [self.envelope.head + b'{"index":%d,"delta":' % index for index in range(reply.n)]
-        self._parsers = (
-            [ToolCallParser(only_one=reply.only_one_call) for _ in range(reply.n)] if reply.parse_tools else None
-        )
+        self._num_calls = [0] * reply.n
+
+    def ending(self, usage: Usage | None) -> bytes:
+        return self.envelope.ending(usage)
+
+    def failed(self, error: InferdError) -> bytes:
+        return error_frame(self._call, error)
 
     def write(self, number: int, output: Output) -> bytes:
         envelope = self.envelope
@@ -198,7 +225,8 @@ class _ChatWriter:
             self._begun = True
             frames += self._opening(output)
         for delta in output.deltas:
-            if delta.finish_reason is None and delta.logprobs is None and self._parsers is None and not self._reply.ids:
+            is_plain = delta.finish_reason is None and delta.logprobs is None and not self._reply.ids
+            if is_plain and not (delta.calls or delta.reasoning):
                 if delta.text:
                     content = encode(delta.text)
                     frames.append(
@@ -223,28 +251,20 @@ class _ChatWriter:
 
     def _full(self, delta: Delta) -> list[bytes]:
         """Frames of a delta that has more than text: a tool call, probabilities, token ids, or the end."""
-        text, calls, num_calls = delta.text, list[ParsedCall](), 0
-        if self._parsers is not None:
-            parser = self._parsers[delta.index]
-            text, calls = parser.feed(text)
-            if delta.finish_reason is not None:
-                rest, more = parser.finish()
-                text, calls = text + rest, calls + more
-            num_calls = parser.num_calls
+        self._num_calls[delta.index] += sum(part.name is not None for part in delta.calls)
         reason, stop_reason = end_fields(delta)
         if delta.finish_reason is not None and reason != b"null":
-            finish = wire_finish_reason(delta.finish_reason, num_calls)
+            finish = wire_finish_reason(delta.finish_reason, self._num_calls[delta.index])
             reason = encode(finish)
             if finish is not None:
                 self._call.finish_reasons = (*self._call.finish_reasons, finish)
         body: dict[str, object] = {}
-        if text:
-            body["content"] = text
-        if calls:
-            first = num_calls - len(calls)
-            body["tool_calls"] = [
-                ToolCallDelta(first + i, _call_id(), FunctionCallBody(c.name, c.arguments)) for i, c in enumerate(calls)
-            ]
+        if delta.reasoning and self._reply.shows_reasoning:
+            body["reasoning_content"] = body["reasoning"] = delta.reasoning
+        if delta.text:
+            body["content"] = delta.text
+        if delta.calls:
+            body["tool_calls"] = [_call_delta(part) for part in delta.calls]
         reply = self._reply
         if not body and delta.finish_reason is None and not delta.logprobs and not (reply.ids and delta.token_ids):
             return []

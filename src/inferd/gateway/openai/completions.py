@@ -7,21 +7,22 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from inferd.gateway.answer import Work, answer_generation, begin_generation
+from inferd.errors import InferdError
 from inferd.gateway.call import Answer, Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid
-from inferd.gateway.generation import (
-    Choice,
-    Collected,
-    created_at,
-    usage_body,
-)
+from inferd.gateway.generation.answer import GenerateWork
+from inferd.gateway.generation.requests import Choice, Collected, Generation, created_at, error_frame
+from inferd.gateway.generation.writer import StreamForm, encode
+from inferd.gateway.limits import check_range
 from inferd.gateway.openai.chat import wire_finish_reason
+from inferd.gateway.openai.chunks import STREAM_FORM, ChunkEnvelope, cache_fields, end_fields, usage_body
+from inferd.gateway.openai.form import plain_form_of
 from inferd.gateway.openai.logprobs import legacy_logprobs, prompt_logprobs
-from inferd.gateway.openai.sampling import MAX_PROMPTS, MAX_SEQUENCES, check_range, check_unsupported, sampling_of
+from inferd.gateway.openai.options import begin_generation, options_of
+from inferd.gateway.openai.sampling import MAX_PROMPTS, MAX_SEQUENCES, check_unsupported, sampling_of
 from inferd.gateway.openai.wire import Completion, CompletionChoice, CompletionRequest, LegacyLogprobs
-from inferd.gateway.sse import ChunkEnvelope, encode, end_fields
+from inferd.gateway.stages import answer_of
 from inferd.gateway.upstream import ModelStatus
 from inferd.types import (
     Delta,
@@ -54,8 +55,9 @@ async def create_completion(context: Context, call: Call, raw: bytes, body: Comp
     model, response_id = begin_generation(context, call, body, "cmpl")
     reply = _Reply(body, model, response_id, prompts, sampling)
     wants_ids = bool(body.return_token_ids or body.echo)
-    work = Work(body, model, response_id, prompts, sampling, explicit, wants_ids)
-    return await answer_generation(context, call, raw, work, reply)
+    options = options_of(body, form=plain_form_of(body), return_prompt_ids=wants_ids)
+    generation = Generation(model, response_id, prompts, sampling, explicit, options)
+    return await answer_of(context, call, GenerateWork(generation, raw, reply))
 
 
 def completion_sampling(body: CompletionRequest) -> tuple[SamplingParams, tuple[str, ...]]:
@@ -170,6 +172,13 @@ class _Reply:
             return prompt.text
         return (report.text or "") if report is not None else ""
 
+    @property
+    def stream_form(self) -> StreamForm:
+        return STREAM_FORM
+
+    def cache_fields(self) -> tuple[msgspec.Struct, bytes]:
+        return cache_fields(self.body)
+
     def writer(self, call: Call) -> _CompletionWriter:
         return _CompletionWriter(self, call)
 
@@ -258,6 +267,12 @@ class _CompletionWriter:
         self._begun = [False] * len(reply.prompts)
         self._offsets = [0] * num_choices
         self._heads = [self.envelope.head + b'{"index":%d,"text":' % index for index in range(num_choices)]
+
+    def ending(self, usage: Usage | None) -> bytes:
+        return self.envelope.ending(usage)
+
+    def failed(self, error: InferdError) -> bytes:
+        return error_frame(self._call, error)
 
     def write(self, number: int, output: Output) -> bytes:
         self.envelope.note(number, output)

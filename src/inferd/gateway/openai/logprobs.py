@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from inferd.gateway.generation.logprobs import finite
 from inferd.gateway.openai.wire import (
     ChatLogprobs,
     LegacyLogprobs,
@@ -14,14 +14,6 @@ from inferd.gateway.openai.wire import (
     TopLogprobBody,
 )
 from inferd.types import TokenLogprob, TopLogprob
-
-FLOOR = -9999.0
-"""The log-probability of an impossible token, because JSON has no minus infinity. vLLM uses the same number."""
-
-
-def finite(logprob: float) -> float:
-    """A number JSON can hold; NaN and minus infinity are the floor."""
-    return logprob if math.isfinite(logprob) and logprob > FLOOR else FLOOR
 
 
 def _token(item: TokenLogprob | TopLogprob, as_id: bool) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
 
 from inferd.errors import InvalidRequest
 from inferd.gateway.errors import invalid, shown
+from inferd.gateway.limits import MAX_MESSAGES, MAX_TOOLS, check_arguments_schema
 from inferd.gateway.openai.wire import JSON, ChatMessage, ChatRequest, ContentPart, TokenizeRequest, Tool
 from inferd.types import Chat
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
-_MAX_MESSAGES: Final = 16_384
-_MAX_TOOLS: Final = 512
 _RESERVED: Final = frozenset(
     [
         "messages",
@@ -36,12 +37,21 @@ _RESERVED: Final = frozenset(
 )
 
 
-def chat_of(body: ChatRequest | TokenizeRequest, messages: list[ChatMessage], *, default_special_tokens: bool) -> Chat:
-    """The conversation in the form that the worker's template renders. Raises InvalidRequest."""
+def chat_of(
+    body: ChatRequest | TokenizeRequest,
+    messages: list[ChatMessage],
+    *,
+    default_special_tokens: bool,
+    template_kwargs: JSON | None = None,
+) -> Chat:
+    """The conversation in the form that the worker's template renders. Raises InvalidRequest.
+
+    ``template_kwargs``: variables of the template that the request's own ``chat_template_kwargs`` replace.
+    """
     if not messages:
         raise invalid("messages", "messages is empty; send at least one message.")
-    if len(messages) > _MAX_MESSAGES:
-        raise invalid("messages", f"messages may have at most {_MAX_MESSAGES} entries, not {len(messages)}.")
+    if len(messages) > MAX_MESSAGES:
+        raise invalid("messages", f"messages may have at most {MAX_MESSAGES} entries, not {len(messages)}.")
     if body.chat_template is not None:
         raise invalid(
             "chat_template",
@@ -62,13 +72,14 @@ def chat_of(body: ChatRequest | TokenizeRequest, messages: list[ChatMessage], *,
             )
         add_generation_prompt = False
     special = body.add_special_tokens
+    _check_results(messages)
     return Chat(
         messages=[_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
         tools=_tools(body.tools),
         add_generation_prompt=True if add_generation_prompt is None else add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
         documents=body.documents,
-        template_kwargs=kwargs,
+        template_kwargs={**(template_kwargs or {}), **kwargs},
         add_special_tokens=default_special_tokens if special is None else special,
     )
 
@@ -99,6 +110,27 @@ def _message(message: ChatMessage, at: str) -> JSON:
     if reasoning is not None:
         rendered["reasoning_content"] = reasoning
     return rendered
+
+
+def _check_results(messages: list[ChatMessage]) -> None:
+    """Refuse results of tools that no call before them asks for: a template would render them as results of another
+    call, or not at all."""
+    ids: set[str | None] | None = None  # of the calls that the next results answer; None: there are none
+    for i, message in enumerate(messages):
+        if message.role != "tool":
+            ids = {call.id for call in message.tool_calls} if message.tool_calls else None
+        elif ids is None:
+            raise invalid(
+                f"messages[{i}].role",
+                f"messages[{i}] is the result of a tool, but no assistant message with tool_calls stands before it. "
+                "Add that message.",
+            )
+        elif message.tool_call_id is not None and None not in ids and message.tool_call_id not in ids:
+            raise invalid(
+                f"messages[{i}].tool_call_id",
+                f"messages[{i}].tool_call_id is {shown(message.tool_call_id)}, but no call of the assistant message "
+                "before it has that id. Send the id of a call.",
+            )
 
 
 def _content(message: ChatMessage, at: str) -> str:
@@ -144,9 +176,10 @@ def _arguments(arguments: str | JSON | None) -> str | JSON:
 def _tools(tools: list[Tool] | None) -> list[JSON] | None:
     if not tools:
         return None
-    if len(tools) > _MAX_TOOLS:
-        raise invalid("tools", f"tools may have at most {_MAX_TOOLS} entries, not {len(tools)}.")
+    if len(tools) > MAX_TOOLS:
+        raise invalid("tools", f"tools may have at most {MAX_TOOLS} entries, not {len(tools)}.")
     rendered: list[JSON] = []
+    places: dict[str, int] = {}
     for i, tool in enumerate(tools):
         if tool.type != "function":
             raise invalid(
@@ -161,7 +194,19 @@ def _tools(tools: list[Tool] | None) -> list[JSON] | None:
                 param=f"tools[{i}].function.name",
                 code="missing_required_parameter",
             )
-        spec: JSON = {"name": function.name}
+        name = function.name
+        if _TOOL_NAME.fullmatch(name) is None:
+            raise invalid(
+                f"tools[{i}].function.name",
+                f"tools[{i}].function.name must be 1 to 128 of the characters A-Z a-z 0-9 _ . -, not {shown(name)}.",
+            )
+        if places.setdefault(name, i) != i:
+            raise invalid(
+                f"tools[{i}].function.name",
+                f"tools[{i}].function.name is {shown(name)}, which tools[{places[name]}] has; names must differ.",
+            )
+        check_arguments_schema(f"tools[{i}].function.parameters", function.parameters)
+        spec: JSON = {"name": name}
         if function.description is not None:
             spec["description"] = function.description
         spec["parameters"] = (

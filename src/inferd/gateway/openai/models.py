@@ -5,14 +5,18 @@ from __future__ import annotations
 from inferd.gateway.admission import find_model, visible_models
 from inferd.gateway.call import Call, Response
 from inferd.gateway.context import Context
+from inferd.gateway.generation.writer import encode
 from inferd.gateway.openai.wire import ModelCard, ModelList, ModelPermission
-from inferd.gateway.sse import encode
 from inferd.gateway.upstream import ModelStatus
 
 
 def list_models(context: Context, call: Call) -> Response:
     """The models that the client may use."""
-    return Response(200, encode(ModelList(data=[_card(status) for status in visible_models(context, call.principal)])))
+    return Response(200, encode(ModelList(data=model_cards(context, call))))
+
+
+def model_cards(context: Context, call: Call) -> list[ModelCard]:
+    return [_card(status) for status in visible_models(context, call.principal)]
 
 
 def get_model(context: Context, call: Call, name: str) -> Response:

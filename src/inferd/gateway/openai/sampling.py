@@ -1,68 +1,31 @@
 """Turns a request's sampling fields into ``SamplingParams``, and checks their limits.
 
-The limits bound the work of one request before it is queued. A value outside is a 400 that names field, value and
-limit. The worker checks the limits that depend on the model (vocabulary, context length).
+Knows the names of the fields in OpenAI's dialect. ``gateway/limits.py`` has the limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from msgspec import UNSET
 
 from inferd.gateway.errors import invalid, shown
+from inferd.gateway.generation.fields import NEUTRAL
+from inferd.gateway.limits import (
+    INT32_MAX,
+    INT64_MAX,
+    RANGES,
+    check_length,
+    check_range,
+    check_strings,
+    check_token_ids,
+)
 from inferd.gateway.openai.wire import IGNORED, REFUSED, GenerationFields
 from inferd.types import SamplingParams
 
-INT32_MAX: Final = 2**31 - 1
-INT64_MAX: Final = 2**63 - 1
 MAX_PROMPTS: Final = 256
 MAX_SEQUENCES: Final = 1024  # prompts times candidates of one HTTP request
-MAX_LOGPROBS: Final = 20
 
-
-class Range(NamedTuple):
-    """The allowed values of a number: from ``low`` to ``high``, without ``low`` if ``low_is_open``."""
-
-    low: float
-    high: float
-    low_is_open: bool = False
-
-    def __contains__(self, value: object) -> bool:
-        if not isinstance(value, int | float):
-            return False
-        return (self.low < value if self.low_is_open else self.low <= value) and value <= self.high
-
-    def __str__(self) -> str:
-        return f"{'above' if self.low_is_open else 'at least'} {self.low:g} and at most {self.high:,.10g}".replace(
-            ",", ""
-        )
-
-
-RANGES: Final[dict[str, Range]] = {
-    "max_tokens": Range(0, INT32_MAX),
-    "max_completion_tokens": Range(1, INT32_MAX),
-    "min_tokens": Range(0, INT32_MAX),
-    "temperature": Range(0, 2),
-    "top_p": Range(0, 1),
-    "top_k": Range(-1, INT32_MAX),
-    "min_p": Range(0, 1),
-    "seed": Range(-(2**63), INT64_MAX),
-    "repetition_penalty": Range(0, 100, low_is_open=True),
-    "presence_penalty": Range(-2, 2),
-    "frequency_penalty": Range(-2, 2),
-    "length_penalty": Range(-10, 10),
-    "n": Range(1, 128),
-    "best_of": Range(1, 128),
-    "prompt_logprobs": Range(0, MAX_LOGPROBS),
-    "logprobs": Range(0, MAX_LOGPROBS),
-    "top_logprobs": Range(0, MAX_LOGPROBS),
-    "truncate_prompt_tokens": Range(-1, INT32_MAX),
-    "priority": Range(-(2**31), INT32_MAX),
-    "token id": Range(0, INT32_MAX),
-    "logit_bias": Range(-100, 100),
-}
 
 _SCALARS: Final = (
     "min_tokens",
@@ -85,8 +48,6 @@ _SWITCHES: Final = (
     "spaces_between_special_tokens",
 )
 
-_NEUTRAL: Final = frozenset((b"null", b"false", b'""', b"[]", b"{}"))
-
 _REMEDY: Final[dict[str, str]] = {
     "functions": "Use 'tools' instead.",
     "audio": "This server writes text only; leave it out.",
@@ -95,41 +56,6 @@ _REMEDY: Final[dict[str, str]] = {
     "echo": "Use 'continue_final_message' to continue a message, or /v1/completions with 'echo'.",
     "moderation": "Moderate before or after the call.",
 }
-_STRUCTURED: Final = "Ask for the format in the prompt and check the answer yourself; leave the field out."
-
-
-def check_range(name: str, value: float, param: str | None = None) -> None:
-    """Raises InvalidRequest, which names ``param`` (or ``name``), for a value outside ``RANGES[name]``."""
-    limits = RANGES[name]
-    if value not in limits:
-        field = param or name
-        raise invalid(field, f"{field} must be {limits}, not {shown(value)}.")
-
-
-def check_token_ids(name: str, ids: Sequence[int], limit: int) -> None:
-    """Raises InvalidRequest for more than ``limit`` ids, or for an id that cannot be a token."""
-    check_length(name, ids, limit)
-    for position, token_id in enumerate(ids):
-        if not 0 <= token_id <= INT32_MAX:
-            check_range("token id", token_id, f"{name}[{position}]")
-
-
-def check_length(name: str, values: Sequence[object] | dict[int, float], limit: int) -> None:
-    """Raises InvalidRequest for more than ``limit`` values."""
-    if len(values) > limit:
-        raise invalid(name, f"{name} may have at most {limit} entries, not {len(values)}.")
-
-
-def check_strings(name: str, values: Sequence[str], limit: int, max_chars: int) -> None:
-    """Raises InvalidRequest for more than ``limit`` texts, an empty text, or one above ``max_chars`` characters."""
-    check_length(name, values, limit)
-    for position, text in enumerate(values):
-        if not text:
-            raise invalid(f"{name}[{position}]", f"{name}[{position}] is empty; leave it out or give it text.")
-        if len(text) > max_chars:
-            raise invalid(
-                f"{name}[{position}]", f"{name}[{position}] has {len(text)} characters; at most {max_chars} are taken."
-            )
 
 
 def check_unsupported(body: GenerationFields) -> list[str]:
@@ -138,16 +64,8 @@ def check_unsupported(body: GenerationFields) -> list[str]:
     wire = type(body)
     for name in REFUSED[wire]:
         if _is_given(body, name):
-            structured = name.startswith(("guided_", "structur"))
-            remedy = _REMEDY.get(name, _STRUCTURED if structured else "Leave it out.")
+            remedy = _REMEDY.get(name, "Leave it out.")
             raise invalid(name, f"{name} is not supported. {remedy}", "unsupported_parameter")
-    if body.response_format is not None and body.response_format.type != "text":
-        kind = shown(body.response_format.type)
-        raise invalid(
-            "response_format",
-            f"response_format of type {kind} is not supported. {_STRUCTURED}",
-            "unsupported_parameter",
-        )
     ignored = [name for name in IGNORED[wire] if _is_given(body, name)]
     if body.stream_options is not None and body.stream_options.include_obfuscation:
         ignored.append("stream_options.include_obfuscation")
@@ -157,7 +75,7 @@ def check_unsupported(body: GenerationFields) -> list[str]:
 def _is_given(body: GenerationFields, name: str) -> bool:
     """Whether an undecoded field has a value other than null, false or empty."""
     value = getattr(body, name)
-    return value is not UNSET and bytes(value) not in _NEUTRAL
+    return value is not UNSET and bytes(value) not in NEUTRAL
 
 
 def sampling_of(

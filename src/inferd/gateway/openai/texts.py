@@ -14,16 +14,15 @@ import msgspec
 
 from inferd import __version__
 from inferd.errors import InvalidRequest, Unavailable
-from inferd.gateway.admission import cost_of, find_model, terms_of, visible_models
-from inferd.gateway.caching import CacheInputs, get_or_compute, relay_cache_inputs
+from inferd.gateway.admission import cost_elsewhere, find_model, terms_of, visible_models
+from inferd.gateway.body.decode import OFF_LOOP_BYTES, decode, decode_body, within_decode_cost
 from inferd.gateway.call import Answer, Call, Response, read_body, require_json
 from inferd.gateway.context import Context
-from inferd.gateway.decode import OFF_LOOP_BYTES, decode, decode_body, within_decode_cost
-from inferd.gateway.generation import forwarded_headers
-from inferd.gateway.idempotency import run_idempotent
-from inferd.gateway.predictions import PredictFields, check_task, predict
-from inferd.gateway.relay import relayed_response, remote_model_of, submit_relay
-from inferd.gateway.relay_fields import NO_MODEL_INFO
+from inferd.gateway.generation.requests import forwarded_headers
+from inferd.gateway.openai.relay import RelayWork, remote_model_of
+from inferd.gateway.predictions import check_task, predict
+from inferd.gateway.stages import answer_of
+from inferd.gateway.terms import PredictFields
 from inferd.gateway.upstream import ModelStatus
 from inferd.gateway.versions import model_for
 from inferd.types import Relay
@@ -123,22 +122,14 @@ async def _answer(context: Context, call: Call, raw: bytes, fields: _Fields, dia
                 code="unsupported_task",
             )
 
-        async def compute() -> Answer:
-            return await _relay(context, call, remote, path, fields, raw)
-
-        def inputs() -> CacheInputs:
-            return relay_cache_inputs(context, remote, raw)._replace(is_random=False)  # nothing is sampled
-
-        return await call.with_cancellation(
-            run_idempotent(context, call, raw, remote, lambda: get_or_compute(context, call, inputs, remote, compute))
-        )
+        return await _relayed(context, call, remote, path, fields, raw)
     only = _only_model(context, call, *tasks) if fields.model is None else None
     name = fields.model if only is None else only.name
     model = model_for(context, call, name, bytes(fields.user).decode())
     prediction = PredictFields(
         dialect=dialect, body=raw, priority=fields.priority, timeout=fields.timeout, tokens=len(raw)
     )
-    return await call.with_cancellation(predict(context, call, model, prediction, tasks=tasks))
+    return await predict(context, call, model, prediction, *tasks)
 
 
 def _only_model(context: Context, call: Call, *tasks: str) -> ModelStatus | None:
@@ -159,15 +150,14 @@ def _only_model(context: Context, call: Call, *tasks: str) -> ModelStatus | None
 # -- relayed requests ----------------------------------------------------------------------------
 
 
-async def _relay(context: Context, call: Call, name: str, path: str, fields: _Fields, raw: bytes) -> Answer:
+async def _relayed(context: Context, call: Call, name: str, path: str, fields: _Fields, raw: bytes) -> Answer:
     """Answer for a model with remote replicas alone. The remote server checks the texts."""
-    await decode_body(raw, _fields)  # no worker decodes this body, so keys that come twice are refused here
+    await decode_body(raw, _fields)  # the body is not decoded again: repeated keys are refused now
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
-    cost = cost_of(NO_MODEL_INFO, prompt_bytes=len(raw), prompt_tokens=0, num_prompts=1, width=0, max_tokens=0)
     relay = Relay(path=path, body=raw, headers=forwarded_headers(call))
-    stream = submit_relay(context, call, name, relay, terms, cost)
-    return await relayed_response(call, stream)
+    cost = cost_elsewhere(len(raw), num_prompts=1, width=0, max_tokens=0)
+    return await answer_of(context, call, RelayWork(name, relay, terms, cost, is_random=False))
 
 
 # -- GET /info -----------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from inferd.gateway.admission import find_model, reserve
 from inferd.gateway.call import Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid
+from inferd.gateway.generation.writer import encode
+from inferd.gateway.limits import check_token_ids
 from inferd.gateway.openai.messages import chat_of
-from inferd.gateway.openai.sampling import check_token_ids
 from inferd.gateway.openai.wire import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from inferd.gateway.sse import encode
 from inferd.types import Chat, TextPrompt
 
 _MAX_TOKENS = 4 * 1024 * 1024

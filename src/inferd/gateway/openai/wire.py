@@ -24,8 +24,38 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
+class JsonSchemaFormat(msgspec.Struct, frozen=True):
+    """The schema of ``response_format``. It is always enforced, whatever ``strict`` says."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: JSON | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
+    json_schema: JsonSchemaFormat | None = None
+    schema: JSON | bool | None = None  # of json_object, as in llama.cpp
+    value: str | JSON | bool | None = None  # of json, json_object or regex, as huggingface_hub writes them
+    structures: list[JSON] | None = None  # of structural_tag, as in vLLM
+    triggers: list[str] | None = None
+    format: JSON | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """vLLM's constraints; at most one may be given."""
+
+    json: str | JSON | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # Lark, or GBNF
+    json_object: bool | None = None
+    structural_tag: str | JSON | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None  # there is one way to constrain, and none to fall back to
 
 
 _refused = Meta(description="Not supported: any value but null, false or empty is refused with 400.")
@@ -74,7 +104,17 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | JSON | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structural_tag: str | JSON | None = None
+    grammar: str | None = None  # llama.cpp's: GBNF, or Lark
+    fit: bool | None = None  # the constrained answer is complete within max_tokens
     # harmless to ignore
+    guided_decoding_backend: Ignored = UNSET
     user: Ignored = UNSET
     safety_identifier: Ignored = UNSET
     metadata: Ignored = UNSET
@@ -85,24 +125,13 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     prompt_cache_options: Ignored = UNSET
     prediction: Ignored = UNSET
     verbosity: Ignored = UNSET
-    reasoning_effort: Ignored = UNSET
-    include_reasoning: Ignored = UNSET
     session_id: Ignored = UNSET
     stream_interval: Ignored = UNSET
     mm_processor_kwargs: Ignored = UNSET
     media_io_kwargs: Ignored = UNSET
     # would change the answer, and are not supported
-    structured_outputs: Refused = UNSET
-    guided_json: Refused = UNSET
-    guided_regex: Refused = UNSET
-    guided_choice: Refused = UNSET
-    guided_grammar: Refused = UNSET
-    guided_decoding_backend: Refused = UNSET
-    guided_whitespace_pattern: Refused = UNSET
-    structural_tag: Refused = UNSET
     logits_processors: Refused = UNSET
     logprob_token_ids: Refused = UNSET
-    thinking_token_budget: Refused = UNSET
     kv_transfer_params: Refused = UNSET
     vllm_xargs: Refused = UNSET
     repetition_detection: Refused = UNSET
@@ -168,6 +197,9 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     top_logprobs: int | None = None
     tool_choice: str | JSON | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None  # vLLM's: false leaves the reasoning out of the answer
+    thinking_token_budget: int | None = None  # vLLM's: the most tokens of reasoning
     modalities: list[str] | None = None
     function_call: str | JSON | None = None
     functions: Refused = UNSET
@@ -182,6 +214,9 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
+    reasoning_effort: Ignored = UNSET
+    include_reasoning: Ignored = UNSET
+    thinking_token_budget: Refused = UNSET
     suffix: Refused = UNSET
     prompt_embeds: Refused = UNSET
 
@@ -228,11 +263,16 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class TopLogprobBody(msgspec.Struct, frozen=True):
@@ -269,6 +309,8 @@ class AssistantMessage(msgspec.Struct, frozen=True):
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
     tool_calls: list[ToolCallBody] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET  # as DeepSeek and SGLang name it
+    reasoning: str | UnsetType = UNSET  # as vLLM names it
 
 
 WireFinishReason = Literal["stop", "length", "tool_calls"]
@@ -305,16 +347,23 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
+class FunctionCallDelta(msgspec.Struct, frozen=True):
+    name: str | UnsetType = UNSET  # in the first part of a call
+    arguments: str = ""
+
+
 class ToolCallDelta(msgspec.Struct, frozen=True):
     index: int
-    id: str
-    function: FunctionCallBody
-    type: Literal["function"] = "function"
+    id: str | UnsetType  # in the first part of a call
+    type: Literal["function"] | UnsetType
+    function: FunctionCallDelta
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 

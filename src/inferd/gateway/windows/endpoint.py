@@ -6,13 +6,14 @@ Errors before the WebSocket is accepted are HTTP answers. Later errors are messa
 from __future__ import annotations
 
 from inferd.errors import Unavailable
-from inferd.gateway.call import Call, ClientLeft, Switched
+from inferd.gateway.call import Call, Switched
 from inferd.gateway.context import Context
 from inferd.gateway.errors import UpgradeRequired
 from inferd.gateway.kserve import rest as v2
-from inferd.gateway.kserve.models import draw_served_version
+from inferd.gateway.kserve.served import draw_served_version
 from inferd.gateway.predictions import check_task
 from inferd.gateway.windows.options import options_of, plan_of
+from inferd.http.exchange import ClientLeft
 
 
 async def stream(context: Context, call: Call, rest: str) -> Switched:

@@ -17,18 +17,19 @@ import msgspec
 from inferd import clock
 from inferd.errors import DeadlineExceeded, InferdError, InternalError, InvalidRequest
 from inferd.gateway.admission import authenticate
-from inferd.gateway.call import Call, served_event
+from inferd.gateway.body.decode import OFF_LOOP_BYTES, decode_body
+from inferd.gateway.call import Call
 from inferd.gateway.context import Context
-from inferd.gateway.decode import OFF_LOOP_BYTES, decode_body
 from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorDetail, kind_of, printable
-from inferd.gateway.kserve.models import Served
-from inferd.gateway.kserve.wire import DIALECT
-from inferd.gateway.predictions import PredictFields, compute_prediction, predict_request
+from inferd.gateway.kserve.parameters import DIALECT
+from inferd.gateway.kserve.served import Served
+from inferd.gateway.predictions import compute_prediction, predict_request
+from inferd.gateway.terms import PredictFields
 from inferd.gateway.windows.cutting import Window, WindowCutter
 from inferd.gateway.windows.options import Plan, WindowOptions, plan_of
 from inferd.gateway.windows.wire import ClientMessage, Ended, Opened, StreamError, WindowAnswer
-from inferd.http.asgi import Message
 from inferd.http.websocket import PeerDisconnected, ServerShuttingDown, WebSocket
+from inferd.router.stream import open_stream
 from inferd.types import ModelInfo
 
 END_SEQUENCE_S: Final = 5.0  # the timeout of the request that ends a sequence
@@ -83,7 +84,7 @@ class WindowStream:
     ) -> None:
         """``call`` is the handshake. Without a ``plan`` the first message must complete the ``options``."""
         self._context = context
-        self._path, self._route, self._headers = call.path, call.route, call.headers
+        self._head, self._route, self._operation = call.head, call.route, call.operation
         self._offer = call.offer
         self._id = call.request_id
         self._principal = call.principal
@@ -116,7 +117,7 @@ class WindowStream:
         """Cancel the window that is being computed, because the client disconnected."""
         if self._call is not None:
             self._call.client_left = True
-            self._call.close_streams()
+            self._call.cancel_requests()
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -265,10 +266,17 @@ class WindowStream:
         call.request_id = f"{self._id}-{number}"
         self._call = call
         try:
-            authenticate(self._context.door, call, "infer")
+            authenticate(self._context, call, "infer")
+            payloads = self._context.payloads
+            if payloads is not None and payloads.is_on:
+                call.capture = payloads.begin(call.principal.tenant, call.unique, None)
+            if call.capture is not None:
+                call.capture.request = fields.body
             answer = await compute_prediction(self._context, call, self._served.status, fields)
             call.status = 200
             call.response_bytes = len(answer.body)
+            if call.capture is not None:
+                call.capture.take(answer.body)
             return answer.body
         except InferdError as error:
             if call.client_left:
@@ -281,17 +289,15 @@ class WindowStream:
             raise
         finally:
             self._call = None
-            call.finish(self._emit_served)
-
-    def _emit_served(self, call: Call) -> None:
-        self._context.emit(served_event(call, clock.now()))
+            call.finish(self._context.emit)
 
     def _make_call(self, num_bytes: int) -> Call:
         """The call of a window, with the handshake's headers and therefore its priority and deadline."""
-        scope = {"method": "GET", "path": self._path, "headers": self._headers, "inferd.offer": self._offer}
-        call = Call(scope, _never_receive, _refuse_send, clock.now())
-        call.route = self._route
+        call = Call(self._head, clock.now())
+        call.offer = self._offer
+        call.route, call.operation = self._route, self._operation
         call.principal = self._principal
+        call.sampler = self._context.sampler
         call.request_bytes = num_bytes
         call.stream = True
         return call
@@ -329,7 +335,7 @@ class WindowStream:
             timeout=END_SEQUENCE_S,
         )
         with contextlib.suppress(InferdError):
-            stream = self._context.router.submit(predict_request(call, self._served.status, fields))
+            stream = open_stream(self._context.router, predict_request(call, self._served.status, fields))
             try:
                 async for _ in stream:
                     pass
@@ -352,13 +358,3 @@ def _error(error: InferdError, window: int | msgspec.UnsetType = msgspec.UNSET) 
     after_s = error.retry_after_s
     retry = after_s if after_s is not None and math.isfinite(after_s) else msgspec.UNSET
     return _encode(StreamError(error=detail, window=window, retry_after_s=retry))
-
-
-async def _never_receive() -> Message:
-    """A call's ``receive`` that never returns: the WebSocket notices a disconnect."""
-    never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-    return await never
-
-
-async def _refuse_send(message: Message) -> None:
-    raise AssertionError("a window is not answered in HTTP's messages")
