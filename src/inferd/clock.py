@@ -13,3 +13,10 @@ wall: Callable[[], float] = time.time
 
 computing: Callable[[], float] = time.thread_time
 """Seconds of processor time of the calling thread."""
+
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def since_boot() -> float:
+    """Seconds since the machine was booted. Unlike ``now`` it also counts the time during which the machine slept."""
+    return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)

@@ -31,10 +31,13 @@ def model_failed() -> InternalError:
     return InternalError("The model failed while working on this request; the server's log has the details.")
 
 
-def failed(request_id: str, arrived_at: float, error: Exception, usage: Usage = NO_USAGE) -> Output:
+def failed(
+    request_id: str, arrived_at: float, error: Exception, usage: Usage = NO_USAGE, timings: Timings | None = None
+) -> Output:
     """The last output of a request that ``error`` ended. ``usage``: what was computed for it."""
     known = public_error(request_id, error)
-    timings = Timings(finished=clock.now() - arrived_at)
+    if timings is None:
+        timings = Timings(finished=clock.now() - arrived_at)
     is_refused = isinstance(known, InvalidRequest | Overloaded)
     return Output.ended(request_id, End("refused" if is_refused else "failed", usage, timings, known.to_failure()))
 
@@ -49,7 +52,7 @@ def refused(output: Output, error: InvalidRequest) -> Output:
     assert output.end is not None, "only the last output of a request says how it ended"
     end = output.end
     return Output.ended(
-        output.request_id, End("refused", end.usage, end.timings, error.to_failure(), end.num_preemptions)
+        output.request_id, End("refused", end.usage, end.timings, error.to_failure(), end.num_preemptions, end.engine)
     )
 
 

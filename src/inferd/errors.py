@@ -5,9 +5,24 @@ Only the gateway maps errors to status codes.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from inferd.types import Failure
+
+CLIENT_ERRORS: Final = (
+    "cancelled",
+    "context_length_exceeded",
+    "deadline_exceeded",
+    "forbidden",
+    "idempotency_conflict",
+    "invalid_request",
+    "key_not_found",
+    "model_not_found",
+    "quota_exceeded",
+    "stored_not_found",
+    "unauthenticated",
+)
+"""Kinds of errors that are not the server's: HTTP answers them with a status below 500, or to no client at all."""
 
 
 class InferdError(Exception):
@@ -115,6 +130,13 @@ class KeyNotFound(InferdError):
 
     kind = "key_not_found"
     default_code = "key_not_found"
+
+
+class StoredNotFound(InferdError):
+    """No stored response, conversation or item of the tenant has this id."""
+
+    kind = "stored_not_found"
+    default_code = "not_found"
 
 
 class StateUnavailable(InferdError):

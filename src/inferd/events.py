@@ -6,11 +6,11 @@ A part gets an ``emit`` function and knows nothing of metrics or logs. Emitting 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from inferd.types import StepStats, Timings, Usage
+from inferd.types import End, StepStats, Timings, Usage
 
 RefusalReason = Literal[
     "queue_full",
@@ -25,6 +25,23 @@ RefusalReason = Literal[
     "quota_tokens",
     "quota_in_flight",
 ]
+
+
+class Operation(NamedTuple):
+    """What a route asks a model for."""
+
+    name: str  # as in OpenTelemetry's gen_ai.operation.name
+    generates: bool = False  # the answer is a text that an engine generates
+
+
+class Assigned(msgspec.Struct, frozen=True, kw_only=True):
+    """The version of a model that a rollout has assigned to a unit, by chance."""
+
+    rollout: str  # its name: model:stable:new
+    run: int
+    share: float  # the new version's share of the units then, 0 to 1
+    is_new: bool
+    unit: bytes  # a digest of it; empty: of a request that is a unit of its own
 
 
 class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +64,12 @@ class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """The router refused a request before it entered a queue."""
+    """The router refused a request."""
 
     model: str
     reason: RefusalReason
     tenant: str = ""
+    was_queued: bool = False  # it had entered the queue, so that a RequestEnded follows
 
 
 class QueueChanged(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +104,7 @@ class ReplicaChanged(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 0
     rss_bytes: int = 0
     max_model_len: int = 0
+    is_remote: bool = False  # the replica is another server, which loads nothing here
 
 
 _DID = {"died": "died", "failed": "failed", "hung": "hangs", "stopped": "has stopped"}
@@ -104,6 +123,7 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     done: int
     total: int
+    at: float = 0.0  # time.monotonic() of the worker; 0: unknown
 
 
 class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +132,7 @@ class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     method: str
     route: str  # the route's pattern, never the raw path; "unmatched" otherwise
+    operation: Operation | None = None  # None: the route asks no model for anything
     status: int  # 499: the client left before the answer was complete
     duration_s: float
     request_bytes: int = 0
@@ -127,6 +148,18 @@ class HttpServed(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""  # of a request that no route matches
     usage: Usage | None = None
     timings: Timings | None = None
+    end: End | None = None  # of the call's requests, the end that came last
+    started_at: float = 0.0  # time.monotonic() when its head had arrived; the other times are seconds after it
+    received_s: float | None = None  # its body was complete and decoded
+    submitted_s: float | None = None  # its request was handed to the router
+    blocked_s: float = 0.0  # writing the answer waited for a slow reader
+    trace: str = ""  # the W3C traceparent of the request's own span; empty: it is not traced
+    trace_parent: str = ""  # the span id of the caller's span, where this server makes a span
+    trace_state: str = ""  # the caller's header tracestate
+    priority: int = 0
+    replica: int | None = None  # that computed the answer, or that the last attempt went to
+    assigned: Assigned | None = None  # None: its model's versions are in no rollout, or it had no choice
+    rescued_from: str = ""  # kind of the assigned new version's error, where the stable version answered instead
 
 
 class ClientTurnedAway(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +213,67 @@ class StateChanged(msgspec.Struct, frozen=True, kw_only=True):
     available: bool
 
 
+class StoredCounted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of responses and conversations in the database, of all tenants and all servers that share it."""
+
+    num_bytes: int
+    num_responses: int
+    num_conversations: int
+    num_tenants: int  # that have something stored
+    most_used: float  # of the bytes that a tenant may store: the share of the tenant with the most
+
+
+class StoredDropped(msgspec.Struct, frozen=True, kw_only=True):
+    """This server deleted the oldest of stored responses and conversations, because of a bound of their tenants."""
+
+    reason: Literal["bytes", "age"]
+    count: int
+
+
+class AdminActed(msgspec.Struct, frozen=True, kw_only=True):
+    """An admin action has a line in the audit log. Its number and hash, kept elsewhere, show whether that log was cut
+    off."""
+
+    seq: int
+    hash: str
+    actor: str
+    tenant: str
+    action: str
+    target: str
+    outcome: str
+    request_id: str = ""
+
+
+class GuardRead(NamedTuple):
+    """The evidence of a rollout's guard, as a part of what decides: 1 is enough. The scale is logarithmic."""
+
+    guard: str
+    against: float  # that the new version is worse
+    in_favour: float  # that it is good enough
+    text: str  # the numbers in words
+
+
+class RolloutChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout's progress or evidence, as this gateway has just adopted it."""
+
+    model: str
+    stable: str
+    new: str
+    state: str
+    share: float  # the new version's share of the units, 0 to 1
+    step: int
+    is_paused: bool
+    reason: str
+    is_news: bool  # its progress has changed; else the evidence has, or the server has just started
+    guards: tuple[GuardRead, ...] = ()
+
+
+class RolloutRemoved(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration has no more this rollout of the model."""
+
+    model: str
+
+
 Event = (
     RequestEnded
     | RequestRefused
@@ -195,6 +289,11 @@ Event = (
     | ModelUnloaded
     | ConfigReloaded
     | StateChanged
+    | StoredCounted
+    | StoredDropped
+    | AdminActed
+    | RolloutChanged
+    | RolloutRemoved
 )
 Emit = Callable[[Event], None]
 

@@ -6,9 +6,12 @@ Nothing here knows HTTP, torch or how a request is computed.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from collections.abc import Sequence
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
+
+from inferd.answer_form import AnswerForm
 
 JSON = dict[str, Any]
 
@@ -71,6 +74,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0.0
 
     @property
+    def wants_logprob(self) -> bool:
+        """Whether the log-probability is requested, or needed to rank more candidates than are returned."""
+        return self.logprobs is not None or self.width > self.n
+
+    @property
     def width(self) -> int:
         """The number of sequences that are generated for this request."""
         return max(self.n, self.best_of or self.n)
@@ -86,6 +94,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True, tag="chat", omit_defaults=
     documents: list[JSON] | None = None
     template_kwargs: JSON = {}
     add_special_tokens: bool = False
+    at: str = "messages"  # the field of the request that holds the conversation, for messages of errors
 
 
 class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="text", omit_defaults=True):
@@ -102,6 +111,14 @@ class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
 
 
 Prompt = Chat | TextPrompt | TokenPrompt
+
+
+class AnswerSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Texts that could answer a conversation, each of which is scored. Nothing is generated."""
+
+    messages: list[JSON]  # follow the messages of the request's prompt, which is a ``Chat``
+    answers: tuple[str, ...]
+    at: tuple[str, ...]  # the field of the request that holds each answer, for messages
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,7 +158,9 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes  # JSON object
     stream: bool = False
     wants_usage: bool = False  # the client asked for usage in the stream; else it is removed
-    headers: tuple[tuple[bytes, bytes], ...] = ()  # headers that are forwarded: traceparent, x-request-id
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # forwarded: x-request-id, traceparent, tracestate
+    unchanged_for: str = ""  # a server that calls the model so gets the body's fields unchanged; empty: none does
+    lacks_stream_options: bool = False  # the body has no field stream_options
 
 
 class RelayHead(msgspec.Struct, frozen=True):
@@ -169,9 +188,12 @@ class GenerateRequest(Request, frozen=True, kw_only=True, tag="generate", omit_d
     explicit: tuple[str, ...] = ()
     cache_salt: str = ""  # client-supplied addition to the salt
     truncate_prompt_tokens: int | None = None  # keep this many of the prompt's last tokens
+    lowers_max_tokens: bool = False  # max_tokens above what the prompt leaves is lowered to it, and not refused
     stream: bool = True  # False: only the terminal output need carry text
     return_prompt_ids: bool = False
+    form: AnswerForm | None = None  # None: the model's plain text
     resumes: Continuation | None = None  # continue an answer instead of starting one
+    answer_sets: tuple[AnswerSet, ...] = ()  # score these answers instead of generating one
 
     @property
     def width(self) -> int:
@@ -223,15 +245,46 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
 
 
+class CallDelta(msgspec.Struct, frozen=True, array_like=True):
+    """The new part of a tool call."""
+
+    index: int  # of the call in its choice, from 0
+    name: str | None = None  # of the tool; in the first part of a call and in no other
+    arguments: str = ""  # the next characters of a JSON object
+
+
+def joined_calls(calls: Sequence[CallDelta]) -> tuple[CallDelta, ...]:
+    """Parts of calls, with one part per call."""
+    joined: list[CallDelta] = []
+    for part in calls:
+        if joined and joined[-1].index == part.index:
+            last = joined[-1]
+            joined[-1] = CallDelta(last.index, last.name, last.arguments + part.arguments)
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """The new part of one choice of an answer."""
+    """The new part of one choice of an answer: text, reasoning or calls. Where an answer goes from one of the three to
+    another, an output has one delta for each, in their order."""
 
     index: int
-    text: str = ""
+    text: str = ""  # of the answer, without its reasoning and its calls where the request's form splits them off
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason | None = None  # in the choice's last delta
     stop_reason: int | str | None = None  # the stop string or token id that ended it
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
+
+    @property
+    def kind(self) -> DeltaKind:
+        return "calls" if self.calls else "reasoning" if self.reasoning else "text" if self.text else ""
+
+
+DeltaKind = Literal["", "text", "reasoning", "calls"]
+"""What a delta has; empty: only tokens, or the end."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -240,6 +293,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0  # of all generated sequences, also those not returned
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    reasoning_tokens: int = 0  # of completion_tokens, where reasoning is split off
 
 
 class Timings(msgspec.Struct, frozen=True, array_like=True):
@@ -256,6 +310,50 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
     first_token: float | None = None
     finished: float | None = None
     steps_s: dict[str, float] | None = None  # of a pipeline: the duration of each of its steps
+    # Its replica began to tokenize it, or to decode its inputs. Before that it waited for those of other requests, and
+    # in a worker that predicts also for the batch that was computed.
+    begun: float | None = None
+    behind_s: float = 0.0  # of a prediction: between tokenized and scheduled, while other batches were computed
+
+
+class EngineTimes(msgspec.Struct, frozen=True, array_like=True):
+    """What a generated request's time in its replica was spent on, in seconds.
+
+    The parts add up to the time from ``Timings.tokenized`` to ``Timings.finished``. Each is at least 0, except
+    ``speculation``, which is at most 0: the seconds that its accepted guesses saved. For a request with several
+    sequences the parts are of the request, not of the sequences.
+    """
+
+    schedule_wait: float = 0.0  # it was ready and in no step yet
+    prefill: float = 0.0  # steps of its prompt: the fitted cost of its own tokens alone
+    prefill_shared: float = 0.0  # the same steps: the fitted cost of other requests' tokens
+    decode: float = 0.0  # steps of its answer: the fitted cost of its own tokens alone
+    crowding: float = 0.0  # the same steps: the fitted cost of other requests' decodes
+    others_prefill: float = 0.0  # the same steps: the fitted cost of other requests' prefill
+    preempted: float = 0.0  # out of the batch after a preemption
+    recomputed: float = 0.0  # computing again what a preemption dropped
+    masks: float = 0.0  # masks of structured output
+    speculation: float = 0.0  # negative: what accepted guesses saved
+    slowed: float = 0.0  # steps that took longer than fitted for all their tokens
+    rest: float = 0.0  # the remainder: work between steps, and pauses of the loop
+    num_steps: int = 0  # steps that computed a part of it
+
+
+class Routing(msgspec.Struct, frozen=True, array_like=True):
+    """What a request met between its arrival at the router and its end: the queue, its replica and failed attempts."""
+
+    ahead: int = 0  # requests in the model's queue when it was queued
+    ahead_of_class: int = 0  # of them, those of its class or a better one
+    ahead_tenant: str = ""  # the tenant with most of them
+    ahead_of_tenant: int = 0  # of them, those of ``ahead_tenant``
+    load_s: float = 0.0  # of its wait: while the model was loaded, on demand or for the first time
+    restart_s: float = 0.0  # of its wait: while no replica worked, because workers had died or were restarted
+    lost_s: float = 0.0  # attempts that failed, each until the next attempt began
+    attempts: int = 0  # dispatches to a replica, hedges included
+    worker_deaths: int = 0  # workers that died while they computed it
+    was_hedged: bool = False
+    was_remote: bool = False  # the replica of its last attempt is another server
+    replica: int | None = None  # of its last attempt
 
 
 class PromptReport(msgspec.Struct, frozen=True, array_like=True):
@@ -267,6 +365,11 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry is None
     text: str | None = None  # the prompt's text, for echo
     seed: int | None = None  # the seed of the sampling, for a worker that must continue the answer
+    # Of each answer of each answer set: the natural logarithm of the probability that the model gives this answer and
+    # ends.
+    scores: tuple[tuple[float, ...], ...] | None = None
+    # Fields of the request with schemas of tools that do not bind the answer: arguments are any JSON object there.
+    unenforced: tuple[str, ...] = ()
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -287,6 +390,8 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     timings: Timings = Timings()
     failure: Failure | None = None
     num_preemptions: int = 0
+    engine: EngineTimes | None = None  # of a generated text; None: no engine of this server prepared it
+    routing: Routing | None = None  # set by the router
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
@@ -311,6 +416,20 @@ class Relayed(msgspec.Struct, frozen=True):
     head: RelayHead | None = None
     data: bytes = b""
     end: End | None = None
+
+
+Item = Output | Relayed
+"""What a request produces."""
+
+
+class Sink(Protocol):
+    """Receives what one request produces: the answer of an HTTP call, a gRPC call, or a stream that a task reads.
+
+    Called in the gateway's event loop. The last item has ``end``; nothing follows it. What a sink raises ends its own
+    request and no other.
+    """
+
+    def deliver(self, item: Item, /) -> None: ...
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,6 +466,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     eos_token_ids: tuple[int, ...] = ()
     has_chat_template: bool = False
+    temperature: float = 1.0  # of requests that name none
+    top_p: float = 1.0
+    answer_format: str = ""  # its notation of calls and reasoning, and how it was found; empty: none was found
     fingerprint: str = ""  # digest of weights' identity, dtype and engine settings
     quantization: str = "none"  # integer format of its matrix products: none, int8, int4/64+int8, ...
     artifact: str = ""  # digest of its files when they were loaded; empty: unknown
@@ -377,6 +499,7 @@ class StepParts(msgspec.Struct, frozen=True, array_like=True):
 
     schedule: float = 0.0  # choosing sequences, and bookkeeping after the step
     speculate: float = 0.0  # guessing next tokens
+    masks: float = 0.0  # of constrained answers: what the forward pass did not hide
     batch: float = 0.0  # building the arrays of the step
     forward: float = 0.0  # the model's layers
     logits: float = 0.0
@@ -413,3 +536,5 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     accepted_tokens: int = 0  # this step: guessed tokens that were accepted
     audited_rows: int = 0  # this step: rows of predictions that were computed again alone
     not_batched: str = ""  # this step: why predictions are computed one by one after it
+    num_invalid: int = 0  # this step: constrained answers that do not satisfy their schema, and were not sent
+    num_unmatched: int = 0  # this step: calls that do not match a schema that is not enforced, and were sent

@@ -25,12 +25,13 @@ _LOG_GAMMA = log(_GAMMA)
 class Window:
     """The last ``span_s`` seconds, forgotten in steps of ``span_s / num_slots``."""
 
-    __slots__ = ("_num_slots", "_slots", "_width_s")
+    __slots__ = ("_num_added", "_num_slots", "_slots", "_width_s")
 
     def __init__(self, span_s: float = 60.0, num_slots: int = 12) -> None:
         self._width_s = span_s / num_slots
         self._num_slots = num_slots
         self._slots: dict[int, dict[int, int]] = {}  # slot of time -> bucket of value -> count
+        self._num_added = 0
 
     def add(self, value: float, now: float) -> None:
         self.add_many((value,), now)
@@ -43,6 +44,7 @@ class Window:
             self._forget(slot)
             counts = self._slots[slot] = {}
         ordered = sorted(values)
+        self._num_added += len(ordered)
         at = 0
         while at < len(ordered):
             bucket = ceil(log(max(ordered[at], SMALLEST)) / _LOG_GAMMA)
@@ -55,6 +57,11 @@ class Window:
         """The number of values inside the window."""
         self._forget(int(now // self._width_s))
         return sum(sum(counts.values()) for counts in self._slots.values())
+
+    def state(self, now: float) -> tuple[int, int]:
+        """Equal at two times between which the values inside did not change."""
+        self._forget(int(now // self._width_s))
+        return self._num_added, len(self._slots)
 
     def quantiles(self, wanted: Iterable[float], now: float) -> list[float | None]:
         """The quantile of each share in ``wanted`` (the lower value, never a mean of two); None: no data."""

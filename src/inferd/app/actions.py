@@ -6,11 +6,12 @@ Calls the parts by their public methods. The gateway checks the permission for e
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from inferd import __version__, clock
 from inferd.app.departure import Departure
+from inferd.app.energy_report import energy_report
 from inferd.app.reload import Reloader
 from inferd.config import Config, ModelConfig, VersionsConfig
 from inferd.config.versions import base_of
@@ -23,8 +24,12 @@ from inferd.gateway.control import (
     TenantReport,
     UnloadReport,
 )
+from inferd.observe.devices import Devices
+from inferd.observe.startup import LoadReport, Startup, StartupReport
+from inferd.rollout.rollouts import Rollouts
 from inferd.router.router import Router
 from inferd.router.status import ModelStatus, ReplicaStatus
+from inferd.stored.store import DurableStore
 from inferd.tenancy.control import Control
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.limiter import QuotaUse
@@ -64,8 +69,16 @@ class Actions:
         config: Callable[[], Config],
         override: Callable[[str, ModelConfig], Awaitable[None]],
         config_path: Path | None,
-        address: str = "",
+        address: str,
+        devices: Devices,
+        startup: Startup,
+        rollouts: Rollouts,
+        stored: DurableStore | None = None,
     ) -> None:
+        self._stored = stored
+        self._startup = startup
+        self.rollouts = rollouts
+        self._devices = devices
         self._address = address
         self._router = router
         self._departure = departure
@@ -79,7 +92,8 @@ class Actions:
 
     def status(self) -> ServerReport:
         config = self._config()
-        models = [model_report(status, config) for status in self._router.models()]
+        loads = self._last_loads()
+        models = [self._report(status, config, loads) for status in self._router.models()]
         return ServerReport(
             status="draining" if self._router.draining else "serving",
             version=__version__,
@@ -91,9 +105,17 @@ class Actions:
             memory_bytes=sum(model.memory_bytes for model in models),
             memory_budget_bytes=config.server.memory_bytes,
             models=models,
-            tenants=_tenants(self._control.quotas()),
+            start=self._startup.start(),
+            tenants=_tenants(self._control.quotas(), self._stored),
+            energy=energy_report(self._devices),
             address=self._address,
         )
+
+    def startup(self) -> StartupReport:
+        return self._startup.report()
+
+    def _last_loads(self) -> dict[tuple[str, int], LoadReport]:
+        return {(load.model, load.replica): load for load in reversed(self._startup.loads())}
 
     def drain(self) -> None:
         self._departure.request("the operator's inferd drain")
@@ -109,7 +131,7 @@ class Actions:
         return await self._reloader.reload()
 
     async def load(self, model: str) -> ModelReport:
-        return model_report(await self._router.load(model), self._config())
+        return self._report(await self._router.load(model), self._config(), self._last_loads())
 
     async def override(self, model: str, config: ModelConfig) -> None:
         await self._override(model, config)
@@ -120,22 +142,41 @@ class Actions:
 
     async def restart(self, model: str) -> ModelReport:
         await self._router.restart(model)
-        return next(model_report(status, self._config()) for status in self._router.models() if status.name == model)
+        status = next(status for status in self._router.models() if status.name == model)
+        return self._report(status, self._config(), self._last_loads())
+
+    def _report(self, status: ModelStatus, config: Config, loads: Mapping[tuple[str, int], LoadReport]) -> ModelReport:
+        return model_report(status, self._router.replica_statuses(status.name), config, loads)
 
 
-def _tenants(quotas: Sequence[QuotaUse]) -> list[TenantReport]:
-    names = sorted({quota.owner for quota in quotas if quota.owner.startswith(_TENANT)})
-    return [
-        TenantReport(
-            name=name.removeprefix(_TENANT),
-            limits={quota.kind: quota.whole for quota in quotas if quota.owner == name},
-            used={quota.kind: quota.used for quota in quotas if quota.owner == name},
-        )
-        for name in names
-    ]
+def _tenants(quotas: Sequence[QuotaUse], stored: DurableStore | None) -> list[TenantReport]:
+    """The tenants with a limit, and those that have something stored."""
+    limits: dict[str, dict[str, float]] = {}
+    used: dict[str, dict[str, float]] = {}
+    for quota in quotas:
+        if quota.owner.startswith(_TENANT):
+            name = quota.owner.removeprefix(_TENANT)
+            limits.setdefault(name, {})[quota.kind] = quota.whole
+            used.setdefault(name, {})[quota.kind] = quota.used
+    if stored is not None:
+        for total in stored.tenants():
+            if total.tenant:  # requests without a key store without a tenant
+                limits.setdefault(total.tenant, {})["stored_bytes"] = stored.max_bytes
+                used.setdefault(total.tenant, {}).update(
+                    stored_bytes=total.num_bytes,
+                    stored_responses=total.num_responses,
+                    stored_conversations=total.num_conversations,
+                )
+    return [TenantReport(name=name, limits=limits[name], used=used[name]) for name in sorted(limits)]
 
 
-def model_report(status: ModelStatus, config: Config) -> ModelReport:
+def model_report(
+    status: ModelStatus,
+    replicas: Iterable[ReplicaStatus],
+    config: Config,
+    loads: Mapping[tuple[str, int], LoadReport] = {},
+) -> ModelReport:
+    """``loads``: the last load of each replica, by model and index."""
     model = config.models.get(status.name)
     version = "1" if model is None else model.version
     named = config.models.get(base_of(status.name), model)
@@ -146,7 +187,7 @@ def model_report(status: ModelStatus, config: Config) -> ModelReport:
         state=status.state,
         load=status.load,
         replicas_ready=status.replicas_ready,
-        replicas=[_replica(replica) for replica in status.replicas_status],
+        replicas=[_replica(replica, loads.get((status.name, replica.index))) for replica in replicas],
         waiting=status.waiting,
         in_flight=status.in_flight,
         waiting_tokens=status.waiting_tokens,
@@ -156,12 +197,13 @@ def model_report(status: ModelStatus, config: Config) -> ModelReport:
         share=weights.get(version, 0.0) / sum(weights.values()) if weights else None,
         not_batched="" if status.info is None else status.info.not_batched,
         detail=status.detail,
+        answer_format="" if status.info is None else status.info.answer_format,
         num_threads=0 if status.info is None else status.info.num_threads,
         cores=[] if status.info is None else list(status.info.cores),
     )
 
 
-def _replica(replica: ReplicaStatus) -> ReplicaReport:
+def _replica(replica: ReplicaStatus, load: LoadReport | None) -> ReplicaReport:
     return ReplicaReport(
         index=replica.index,
         kind=replica.kind,
@@ -175,6 +217,7 @@ def _replica(replica: ReplicaStatus) -> ReplicaReport:
         restarts=replica.restarts,
         memory_bytes=replica.rss_bytes,
         pid=replica.pid,
+        load=load,
         artifact=replica.artifact,
         detail=replica.detail,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from inferd.config import Config
 from inferd.errors import ConfigError
 
-# What sockets, the database and the log were opened with.
-_FIXED_SERVER = ("host", "port", "grpc_port", "auth", "log_format")
-_FIXED_SECTIONS = ("state", "cache")
+# What sockets, the database, the log and the exporter of traces were opened with.
+_FIXED_SERVER = ("host", "port", "grpc_port", "auth", "log_format", "log_file", "log_level")
+_FIXED_SECTIONS = ("state", "cache", "tracing")
+_FIXED_DEVICES = ("enabled", "interval_s", "simulated")  # the others are prices
 
 
 def refuse_empty(config: Config) -> None:
@@ -28,6 +29,11 @@ def needs_restart(old: Config, new: Config) -> list[str]:
             sentences.append(f"server.{field}: changing {before!r} to {after!r} needs a restart.")
     if (old.server.tls.certificate is None) != (new.server.tls.certificate is None):
         sentences.append("server.tls: beginning or ending to use TLS needs a restart; another certificate does not.")
+    sentences += [
+        f"devices.{field}: changing it needs a restart."
+        for field in _changed(old.devices, new.devices)
+        if field in _FIXED_DEVICES
+    ]
     for section in _FIXED_SECTIONS:
         # Without values: the URLs may hold passwords.
         changed = _changed(getattr(old, section), getattr(new, section))
@@ -53,14 +59,17 @@ def changed_settings(old: Config, new: Config) -> list[str]:
         for field in _changed(old.server, new.server)
         if field not in (*_FIXED_SERVER, "tls")  # of which more is known when it is read
     ]
+    for section in ("devices", "metrics", "payloads"):
+        before, after = getattr(old, section), getattr(new, section)
+        sentences += [f"{section}.{field} is now {getattr(after, field)!r}." for field in _changed(before, after)]
     for name in sorted(old.tenants.keys() | new.tenants.keys()):
-        before, after = old.tenants.get(name), new.tenants.get(name)
-        if before is None:
+        was, is_now = old.tenants.get(name), new.tenants.get(name)
+        if was is None:
             sentences.append(f"tenant {name} was added.")
-        elif after is None:
+        elif is_now is None:
             sentences.append(f"tenant {name} was removed.")
-        elif before != after:
-            fields = ", ".join(f"{field} = {getattr(after, field)}" for field in _changed(before, after))
+        elif was != is_now:
+            fields = ", ".join(f"{field} = {getattr(is_now, field)}" for field in _changed(was, is_now))
             sentences.append(f"tenant {name} changed: {fields}.")
     return sentences
 

@@ -35,6 +35,7 @@ class Reloader:
         source: ConfigSource,
         adopt: Callable[[Config], Awaitable[Applied]],
         emit: Emit,
+        record: Callable[..., Awaitable[None]] | None = None,
         *,
         poll_s: float = POLL_S,
         settle_s: float = SETTLE_S,
@@ -42,6 +43,7 @@ class Reloader:
         self._source = source
         self._adopt = adopt
         self._emit = emit
+        self._record = record  # of changes that came from the file alone
         self._poll_s = poll_s
         self._settle_s = settle_s
         self._is_gone = False
@@ -72,7 +74,10 @@ class Reloader:
                     continue
             writing_since = None
             try:
-                await self.reload()
+                outcome = await self.reload()
+                if self._record is not None:
+                    word, detail = "done" if outcome.accepted else "refused", " ".join(outcome.details)
+                    await self._record("reload", word, actor="config-file", detail=detail)
             except Exception:  # a loop's boundary: a defect must not end the following
                 _log.exception("%s could not be read again; the old configuration keeps serving", self._source.path)
 

@@ -15,42 +15,60 @@ import contextlib
 import functools
 import gc
 import logging
+import os
 import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from inferd import clock
+from inferd import __version__, clock
+from inferd.app.audit import AuditTrail
 from inferd.app.change import changed_settings, refuse_empty, refuse_restarts
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
 from inferd.app.departure import Departure
+from inferd.app.device_usage import DeviceUsage
+from inferd.app.keeping import Keeping
 from inferd.app.pinned_folder import pinned_folder
 from inferd.cache.open import open_cache
-from inferd.config import Config, ModelConfig, ServerConfig
-from inferd.errors import InternalError, ModelLoadError
+from inferd.config import Config, ModelConfig, ObjectivesConfig, ServerConfig
+from inferd.errors import ConfigError, InternalError, ModelLoadError
 from inferd.events import Emit, Event, ReplicaChanged, ignore
 from inferd.observe import Observer
+from inferd.observe.devices import Devices
+from inferd.observe.payloads.log import PayloadLog
 from inferd.observe.plain import is_plain
-from inferd.router.replicas.loading import Plan, plan_model
+from inferd.observe.traces.settings import Settings, settings_of
+from inferd.observe.why import Explainer
+from inferd.observe.why.pressure import MachinePressure
+from inferd.rollout.ledger import Change
+from inferd.rollout.plan import Plan
+from inferd.rollout.rollouts import Rollouts
+from inferd.rollout.split import Split, with_weights
+from inferd.router.replicas.loading import Plan as MemoryPlan
+from inferd.router.replicas.loading import plan_model
 from inferd.router.router import Router
 from inferd.router.status import Applied, ModelStatus
 from inferd.state.folder import data_folder
+from inferd.stored.store import DurableStore
 from inferd.tenancy.control import Control
 from inferd.tenancy.principal import OPERATOR
 from inferd.types import ModelInfo
 from inferd.worker.dumps import forbid_dumps
+from inferd.worker.line_writer import FileTarget
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
 
 if TYPE_CHECKING:
     from inferd.app.source import ConfigSource
+    from inferd.gateway.console.parts import Console
     from inferd.gateway.server import Gateway
     from inferd.http.listener import HttpServer
     from inferd.http.tls import Tls
-    from inferd.observe.logs import LogStream
+    from inferd.worker.line_writer import LogStream
 
 LAST_BYTES_S = 1.0  # for sending the last bytes of complete answers
 MAX_FILES = 65_536  # open files that are requested; every connection is one
@@ -93,7 +111,7 @@ class ServeOptions(NamedTuple):
     words: Callable[[str, str], str] = unchanged  # edits what is shown of a model's failures; takes its name first
     command: Sequence[str] = WORKER_COMMAND  # starts a worker
     patience: Patience = Patience()
-    plan: Plan = plan_model  # what memory a worker takes
+    plan: MemoryPlan = plan_model  # what memory a worker takes
 
 
 def run(config: Config, options: ServeOptions = ServeOptions()) -> int:
@@ -136,54 +154,162 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
     departure = Departure()
     async with contextlib.AsyncExitStack() as stack:
         ports = _open_ports(config, stack)
-        plain = is_plain(config.server.log_format)
-        observer, emit = _observer(config, options, plain, stack)
+        devices = Devices(config.devices)
+        devices.configure(config)
+        tracing = settings_of(config.tracing, os.environ)
+        observer, emit = _observer(config, options, devices, stack, tracing.settings)
+        for warning in tracing.warnings:
+            _log.warning("%s", warning)
+        observer.startup.enter("state")
         control_socket = _control_socket(config, ports.http.getsockname()[1])
         if control_socket is not None:
             stack.callback(control_socket.close)
+        keeping = _keeping(config, observer)
+        if keeping is not None:
+            keeping.begin()
+            stack.push_async_callback(keeping.close)
         departure.handle_signals()
         stack.callback(departure.release_signals)
         cache = open_cache(config.cache, emit)
         stack.push_async_callback(cache.close)
         control = Control(config, emit)
+        stored = None
+        if config.state.responses.enabled:
+            stored = DurableStore(control.state, control.presence, config.state.responses, _from_threads(emit))
+            stored.schedule()
         await control.start()
         stack.push_async_callback(control.close)
+        if config.devices.enabled:
+            usage = DeviceUsage(devices.energy, lambda: observer.tally_of(""), control.door.usage.record)
+            stack.callback(usage.enter)  # when the requests have ended
+            entering = asyncio.create_task(usage.run())
+            stack.callback(entering.cancel)
         pin_below = stack.enter_context(pinned_folder(data_folder(config.state) / "kept"))
-        command = options.command if plain else (*options.command, "--json-log")
+        command = (*options.command, *_log_options(config.server))
         patience, plan = options.patience, options.plan
-        router = Router(_bound(config), emit, command=command, patience=patience, plan=plan, pin_below=pin_below)
+
+        async def load(entry: str) -> None:
+            await router.load(entry)
+
+        def divide(plans: Mapping[str, Plan], splits: Mapping[str, Split]) -> None:
+            site.divide(plans, splits)
+
+        rollouts = Rollouts(
+            control.state,
+            control.presence,
+            lambda entry: _is_ready(router.model(entry)),
+            load,
+            emit,
+            divide,
+            lambda name, change: _record(audit, name, change),
+        )
+        counted = _both(rollouts.handle, emit)
+        router = Router(_bound(config), counted, command=command, patience=patience, plan=plan, pin_below=pin_below)
         stack.push_async_callback(router.stop)
+        observer.startup.enter("workers")
         await router.start()  # before the imports below: the workers' own take longer
+        observer.startup.enter("routes")
         await asyncio.to_thread(_import_parts)
         from inferd.app.actions import Actions
         from inferd.app.reload import Reloader
+        from inferd.gateway.console.parts import Console
+        from inferd.gateway.runs import Runs
         from inferd.gateway.server import create_app
 
-        site = Site(config, router, control, observer, tls)
+        console = Console(config, observer.live)
+        payloads = PayloadLog(data_folder(config.state), config.payloads, observer.payload_dropped)
+        stack.callback(payloads.close)
+        site = Site(config, router, control, observer, devices, console, payloads, rollouts, tls)
+        devices.start()  # when the workers have started: what the drivers do at first may take long
+        stack.callback(devices.stop)
         source = options.source
-        reloader = None if source is None else Reloader(source, site.adopt, emit)
+        audit = AuditTrail(data_folder(config.state), emit)
+        stack.callback(audit.close)
+        rollouts.configure(config)
+        if rollouts.plans:
+            await rollouts.look()  # before the first request, as a version that was promoted serves all of them
+        watching = asyncio.create_task(rollouts.keep())
+        stack.callback(watching.cancel)
+        starting = asyncio.create_task(audit.record_own("start", "done", detail=f"version {__version__}"))
+        stack.callback(starting.cancel)
+        reloader = None if source is None else Reloader(source, site.adopt, emit, audit.record_own)
         path = None if source is None else source.path
         address = _address(config.server, ports.http.getsockname()[1])
-        actions = Actions(router, control, departure, reloader, lambda: site.config, site.override, path, address)
+        actions = Actions(
+            *(router, control, departure, reloader, lambda: site.divided, site.override, path, address, devices),
+            startup=observer.startup,
+            rollouts=rollouts,
+            stored=stored,
+        )
+        runs = None if stored is None else Runs(stored, control.door, lambda: router.draining)
         create = functools.partial(
             create_app,
             router,
             config,
-            observer.emit,
-            metrics=observer.render_metrics,
+            _both(rollouts.handle, observer.emit),
+            metrics=observer.page,
             door=control.door,
             control=actions,
             tally_of=observer.tally_of,
+            explainer=observer.explainer,
+            audit=audit,
+            payloads=payloads,
             cache=cache,
             idempotency=control.idempotency,
+            stored=stored,
+            runs=runs,
+            console=console,
+            sampler=None if tracing.settings is None else tracing.settings.sampler,
         )
+        if keeping is not None:
+            keeping.config = lambda: site.config.metrics
+            saving = asyncio.create_task(keeping.run())
+            stack.callback(saving.cancel)
+        keeping_live = asyncio.create_task(observer.keep_live())
+        stack.callback(keeping_live.cancel)
+        observer.startup.enter("listeners")
         listeners, grpc_address = await _open_listeners(site, create, ports, control_socket, emit)
+        if runs is not None:
+            running = asyncio.create_task(runs.keep(site.gateways[0]))
+            stack.callback(running.cancel)
         if reloader is not None and config.server.reload:
             following = asyncio.create_task(reloader.follow())
             stack.callback(following.cancel)
         ready = Ready(address, control.door.needs_keys, grpc_address)
         await _run(site, listeners, departure, ready, options.on_ready)
     return 0
+
+
+def _both(first: Emit, second: Emit) -> Emit:
+    """Passes every event to both."""
+
+    def emit(event: Event) -> None:
+        first(event)
+        second(event)
+
+    return emit
+
+
+def _is_ready(status: ModelStatus | None) -> bool:
+    return status is not None and status.replicas_ready > 0
+
+
+async def _record(audit: AuditTrail, name: str, change: Change) -> None:
+    """A change of a rollout that no command asked for, in the audit log."""
+    progress = change.progress
+    detail = f"{progress.state.replace('_', ' ')}, {100 * progress.share:g} %: {progress.reason}"
+    await audit.record_own("rollout", "done", actor=change.actor, target=name, detail=detail)
+
+
+def _from_threads(emit: Emit) -> Emit:
+    """Emits events in this event loop, which may end before the thread that tells of them."""
+    loop = asyncio.get_running_loop()
+
+    def emit_soon(event: Event) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(emit, event)
+
+    return emit_soon
 
 
 class _Ports(NamedTuple):
@@ -206,12 +332,32 @@ def _open_ports(config: Config, stack: contextlib.AsyncExitStack) -> _Ports:
 
 
 def _observer(
-    config: Config, options: ServeOptions, plain: bool, stack: contextlib.AsyncExitStack
+    config: Config,
+    options: ServeOptions,
+    devices: Devices,
+    stack: contextlib.AsyncExitStack,
+    tracing: Settings | None,
 ) -> tuple[Observer, Emit]:
-    """The log and the metrics, and the function that every event goes to."""
-    observer = Observer(models=_replicas(config), access_log=config.server.access_log, stream=options.log, plain=plain)
+    """The log, the metrics and the traces, and the function that every event goes to. Raises ConfigError for a file of
+    the log that cannot be opened."""
+    server = config.server
+    observer = Observer(
+        models=_replicas(config),
+        objectives=_objectives(config),
+        devices=devices,
+        aliases=config.metrics.aliases,
+        versions=_versions(config),
+        access_log=server.access_log,
+        log_speed=server.log_speed,
+        stream=options.log if server.log_file is None else _log_file(server.log_file),
+        plain=_is_plain_log(server),
+        level=server.log_level,
+        tracing=tracing,
+        explainer=Explainer(server.request_records, pressure=MachinePressure(devices.current)),
+    )
     stack.callback(observer.close)
-    stack.enter_context(_logging_into(observer.log_handler))
+    stack.enter_context(_logging_into(observer.log_handler, server.log_level))
+    stack.callback(observer.close_traces)  # while its warnings still reach the log
     watch, words = options.watch, options.words
 
     def emit(event: Event) -> None:
@@ -230,13 +376,10 @@ async def _open_listeners(
     from inferd.http.listener import HttpServer
 
     server = site.config.server
-    site.gateways.append(create())
-    site.servers.append(
-        HttpServer(site.gateways[0], server, ports.http, emit=emit, tls=_listening(site.tls, "http/1.1"))
-    )
+    app = site.add(create())
+    site.servers.append(HttpServer(app, server, ports.http, emit=emit, tls=_listening(site.tls, "http/1.1")))
     if control_socket is not None:
-        site.gateways.append(create(principal=OPERATOR))
-        site.servers.append(HttpServer(site.gateways[1], server, control_socket.listener))
+        site.servers.append(HttpServer(site.add(create(principal=OPERATOR)), server, control_socket.listener))
     listeners: list[Listener] = [*site.servers]
     if ports.grpc is None:
         return listeners, None
@@ -253,15 +396,31 @@ class Site:
     """The parts of a running server, and the configuration they have now."""
 
     def __init__(
-        self, config: Config, router: Router, control: Control, observer: Observer, tls: Tls | None = None
+        self,
+        config: Config,
+        router: Router,
+        control: Control,
+        observer: Observer,
+        devices: Devices,
+        console: Console,
+        payloads: PayloadLog,
+        rollouts: Rollouts,
+        tls: Tls | None = None,
     ) -> None:
+        self.rollouts = rollouts
+        self.payloads = payloads
+        self.devices = devices
         self.tls = tls
+        self.console = console
         self.config = config
         self.router = router
         self.control = control
         self.observer = observer
         self.gateways: list[Gateway] = []
         self.servers: list[HttpServer] = []
+        self.divided = config
+        """The configuration with the weights that rollouts have set."""
+        self._splits: Mapping[str, Split] = {}
         self._adopting = asyncio.Lock()
 
     async def override(self, model: str, config: ModelConfig) -> None:
@@ -292,24 +451,77 @@ class Site:
             certificate = await asyncio.to_thread(certificate_of, config.server.tls)
         bound = _bound(config)
         # Events of a model may come before it is ready, so the observer knows it first.
-        known, access_log = _replicas(self.config), self.config.server.access_log
-        self.observer.configure(known | _replicas(config), access_log=access_log)
+        before = self.config
+        self._configure_observer(before, _replicas(before) | _replicas(config))
         try:
             applied = await self.router.apply(bound)
         except BaseException:
-            self.observer.configure(known, access_log=access_log)
+            self._configure_observer(before, _replicas(before))
             raise
         self.control.apply(config)
-        for gateway in self.gateways:
-            gateway.configure(config)
+        self.devices.configure(config)
+        self.payloads.configure(config.payloads)
+        changed = changed_settings(before, config)
+        self.config = config
+        self.rollouts.configure(config)  # which divides the units again
         for server in self.servers:
             server.configure(config.server)
-        self.observer.configure(_replicas(config), access_log=config.server.access_log)
+        self._configure_observer(config, _replicas(config))
+        self.observer.explainer.configure(config.server.request_records)
         if self.tls is not None and certificate is not None and self.tls.replace(certificate):
             applied.done.append("server.tls: new connections are shown the certificate of now.")
-        applied.done.extend(changed_settings(self.config, config))
-        self.config = config
+        applied.done.extend(changed)
         return applied
+
+    def divide(self, plans: Mapping[str, Plan], splits: Mapping[str, Split]) -> None:
+        """Divide the units of models among their versions as rollouts say, from the next request on."""
+        self.divided, self._splits = with_weights(self.config, plans, splits), splits
+        for gateway in self.gateways:
+            gateway.configure(self.divided, splits)
+
+    def add(self, gateway: Gateway) -> Gateway:
+        """Take a gateway into the site."""
+        gateway.configure(self.divided, self._splits)
+        self.gateways.append(gateway)
+        return gateway
+
+    def _configure_observer(self, config: Config, replicas: Mapping[str, int]) -> None:
+        server = config.server
+        self.observer.configure(
+            replicas,
+            access_log=server.access_log,
+            log_speed=server.log_speed,
+            objectives=_objectives(config),
+            aliases=config.metrics.aliases,
+            versions=_versions(config),
+        )
+
+
+def _is_plain_log(server: ServerConfig) -> bool:
+    """Whether the lines of the log are text. A file has JSON lines unless it is asked for text."""
+    return server.log_format == "text" if server.log_file is not None else is_plain(server.log_format)
+
+
+def _log_file(name: str) -> FileTarget:
+    """Raises ConfigError."""
+    path = Path(name).expanduser().absolute()
+    target = FileTarget(str(path))
+    try:
+        target.open()
+    except OSError as error:
+        raise ConfigError(
+            f"server.log_file: {path} cannot be opened ({error.strerror}); choose another file, or change its owner.",
+            param="server.log_file",
+        ) from None
+    return target
+
+
+def _log_options(server: ServerConfig) -> list[str]:
+    """The options of a worker for its log, which follows the settings of the server's."""
+    options = [] if _is_plain_log(server) else ["--json-log"]
+    if server.log_file is not None:
+        options += ["--log-file", str(Path(server.log_file).expanduser().absolute())]
+    return [*options, "--log-level", server.log_level]
 
 
 def _listening(tls: Tls | None, protocol: str) -> ssl.SSLContext | None:
@@ -335,17 +547,33 @@ def _control_socket(config: Config, port: int) -> ControlSocket | None:
         return None
 
 
+def _keeping(config: Config, observer: Observer) -> Keeping | None:
+    """What saves the counters. None: the server takes any free port, so the next one would not find them."""
+    if config.server.port == 0:
+        return None
+    path = data_folder(config.state) / "metrics" / f"{config.server.port}.bin"
+    return Keeping(observer, path, lambda: config.metrics)
+
+
 def _replicas(config: Config) -> dict[str, int]:
     return {name: model.num_local + len(model.upstreams) for name, model in config.models.items()}
 
 
+def _objectives(config: Config) -> dict[str, ObjectivesConfig]:
+    return {name: model.objectives for name, model in config.models.items()}
+
+
+def _versions(config: Config) -> dict[str, str]:
+    return {name: model.version for name, model in config.models.items()}
+
+
 @contextlib.contextmanager
-def _logging_into(handler: logging.Handler) -> Iterator[None]:
+def _logging_into(handler: logging.Handler, log_level: str) -> Iterator[None]:
     """Send Python's logging through the non-blocking log, so that a stuck reader stops no request."""
     ours = logging.getLogger("inferd")
     loggers = [ours, logging.getLogger("asyncio")]
     level = ours.level
-    ours.setLevel(logging.INFO)  # otherwise successes such as an adopted file are not logged
+    ours.setLevel(log_level.upper())  # by default info, so that successes such as an adopted file are logged
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
@@ -376,6 +604,7 @@ async def _run(
 ) -> None:
     loop = asyncio.get_running_loop()
     serving = [loop.create_task(server.serve()) for server in servers]
+    site.observer.startup.accepts()
     settled = loop.create_task(site.router.settled())
     leaving = loop.create_task(departure.leave.wait())
     try:
@@ -385,7 +614,9 @@ async def _run(
             if on_ready is not None:
                 infos = {status.name: status.info for status in site.router.models() if status.info is not None}
                 failed = {name: failure.message for name, failure in site.router.load_failures().items()}
-                away = {status.name: _silence(status) for status in site.router.models() if _is_away(status)}
+                away = {
+                    status.name: _silence(site.router, status) for status in site.router.models() if _is_away(status)
+                }
                 needs_key = site.control.door.needs_keys
                 on_ready(ready._replace(needs_key=needs_key, models=infos, failed=failed, away=away))
             await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -405,8 +636,9 @@ def _is_away(status: ModelStatus) -> bool:
     return not status.has_local and status.replicas_ready == 0
 
 
-def _silence(status: ModelStatus) -> str:
-    return next((replica.detail for replica in status.replicas_status if replica.detail), status.detail)
+def _silence(router: Router, status: ModelStatus) -> str:
+    details = [replica.detail for replica in router.replica_statuses(status.name)]
+    return next((detail for detail in details if detail), status.detail)
 
 
 def _refuse_if_all_failed(site: Site) -> None:
@@ -430,6 +662,7 @@ async def _leave(
     await departure.wait_unless_interrupted(site.router.drain(site.config.server.grace_s))
     await site.router.cancel_and_wait()
     site.router.abort()
+    site.console.close()
     for server in servers:
         server.stop()
     # Answers that are complete here may still be on their way to slow readers.

@@ -18,7 +18,7 @@ from inferd.cli.terminal import console, is_live
 from inferd.config import ModelConfig
 from inferd.config.units import bytes_text
 from inferd.events import Event, LoadProgress, QueueChanged, ReplicaChanged
-from inferd.observe.logs import write_all
+from inferd.worker.line_writer import write_all
 
 if TYPE_CHECKING:
     from rich.console import Group

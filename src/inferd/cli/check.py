@@ -21,6 +21,7 @@ from inferd.cli.serve import serve_config
 from inferd.cli.terminal import console, fail, warn
 from inferd.config import Config, ModelConfig, RemoteConfig, stray_variables
 from inferd.config.units import bytes_text
+from inferd.config.versions import rollout_warnings
 from inferd.errors import ConfigError, InferdError
 from inferd.registry.source import defines_class, find, is_code, is_remote
 from inferd.registry.triton import is_repository, read_repository
@@ -63,6 +64,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan | None = None
     remotes: tuple[RemoteReport, ...] = ()
     unchecked: tuple[str, ...] = ()  # a sentence for each thing that could not be checked
+    answer_formats: dict[str, str] = {}  # model -> its notation of tool calls and reasoning, as far as it has one
 
 
 @click.command("check")
@@ -135,6 +137,7 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
         config = _read(file, warnings, allowed)
     except ConfigError as error:
         return CheckReport(ok=False, file=file, problems=_lines(error), warnings=tuple(warnings))
+    warnings += rollout_warnings(config.models)
     problems: list[str] = []
     plan = None
     try:
@@ -145,6 +148,7 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
         problems += _lines(error)
     problems += _steps(config)
     problems += _certificate(config)
+    formats = _answer_formats(plan, config, warnings, problems)
     remotes = tuple(
         _remote(name, upstream, probe=probe) for name, model in config.models.items() for upstream in model.upstreams
     )
@@ -168,7 +172,30 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
         plan=plan,
         remotes=remotes,
         unchecked=tuple(unchecked),
+        answer_formats=formats,
     )
+
+
+def _answer_formats(plan: Plan | None, config: Config, warnings: list[str], problems: list[str]) -> dict[str, str]:
+    """How each generating model writes tool calls and reasoning. A notation that is not parsed back is a warning."""
+    from inferd.checkpoints.answers.notation import told_of
+
+    formats: dict[str, str] = {}
+    for model in plan.models if plan is not None else ():
+        settings = config.models.get(model.name)
+        if model.kind != "generate" or settings is None:
+            continue
+        override = None if settings.chat_template is None else Path(settings.chat_template)
+        try:
+            told, defect = told_of(Path(model.folder), override)
+        except InferdError as error:
+            problems += _lines(error)
+            continue
+        if told:
+            formats[model.name] = told
+        if defect:
+            warnings.append(f"models.{model.name}: a call that its chat template renders is not parsed back: {defect}.")
+    return formats
 
 
 def _read(source: str, warnings: list[str], allowed: Mapping[str, bool]) -> Config:
@@ -308,6 +335,8 @@ def show(report: CheckReport) -> None:
     for remote in report.remotes:
         place = f"{remote.model} at {remote.url}" + (" (fallback)" if remote.fallback else "")
         out.print(f"Remote: {place}{': ' + remote.detail if remote.detail else ''}.", markup=False)
+    for name, told in report.answer_formats.items():
+        out.print(f"Tool calls and reasoning of {name}: {told}.", markup=False)
     if report.address:
         out.print(f"Listens on {report.address}: {report.access}.", markup=False)
     if report.ok:

@@ -15,6 +15,7 @@ import msgspec
 
 from inferd import clock
 from inferd.cli import terminal
+from inferd.cli.audit import recorded
 from inferd.cli.flags import Parsed
 from inferd.cli.help import Commands
 from inferd.config import Config, load_config
@@ -62,7 +63,7 @@ def _words(metavar: str, allowed: Sequence[str] = (), names: Mapping[str, str] =
 
 
 _DURATION: Final = Parsed("duration", "30d|12h|90m", _seconds)
-_DAY: Final = Parsed("day", "YYYY-MM-DD", _day)
+DAY: Final = Parsed("day", "YYYY-MM-DD", _day)
 _COUNT: Final = Parsed("count", "N", count)
 
 
@@ -156,8 +157,9 @@ def create(
         priority=priority,
         expires_in_s=expires,
     )
-    with _database(file) as (database, config):
+    with _database(file) as (database, config), recorded(config, "create_key", tenant) as outcome:
         made = create_key(database, spec, by=OPERATOR, now=clock.wall())
+        outcome.detail = f"new key {made.info.id}"
     _show_new(made, as_json)
     if config.tenants and tenant not in config.tenants:
         click.echo(
@@ -221,7 +223,7 @@ def revoke(key_id: str, file: Path | None, as_json: bool) -> None:
     Example:
       inferd keys revoke a1B2c3D4e5F6
     """
-    with _database(file) as (database, _):
+    with _database(file) as (database, config), recorded(config, "revoke_key", _id(key_id)):
         info = revoke_key(database, _id(key_id), now=clock.wall())
     if as_json:
         _print_json(info)
@@ -247,8 +249,9 @@ def rotate(key_id: str, overlap: float, file: Path | None, as_json: bool) -> Non
     Example:
       inferd keys rotate a1B2c3D4e5F6 --overlap 1h
     """
-    with _database(file) as (database, _):
+    with _database(file) as (database, config), recorded(config, "rotate_key", _id(key_id)) as outcome:
         made = rotate_key(database, _id(key_id), by=OPERATOR, overlap_s=overlap, now=clock.wall())
+        outcome.detail = f"new key {made.info.id}"
     _show_new(made, as_json)
 
 
@@ -263,7 +266,7 @@ def rotate(key_id: str, overlap: float, file: Path | None, as_json: bool) -> Non
 @click.option("--key", "key_id", metavar="ID", help="Only this key's.")
 @click.option(
     "--since",
-    type=_DAY,
+    type=DAY,
     help="From this UTC day on.  [default: everything]",
 )
 @_common
@@ -275,9 +278,10 @@ def usage(
     file: Path | None,
     as_json: bool,
 ) -> None:
-    """Show how many requests and tokens were used, by day (UTC), tenant, key and model.
+    """Show how many requests, tokens, seconds and joules of devices were used, by day (UTC), tenant, key and model.
 
-    A running server enters what happened within a second.
+    A running server enters what happened within a second, and the use of devices every five. Devices are used by
+    tenants: these rows have no key.
 
     \b
     Examples:
@@ -298,13 +302,15 @@ def usage(
         return
     columns = [column for column in COLUMNS if column in by]
     _table(
-        (*columns, "requests", "prompt tokens", "answer tokens"),
+        (*columns, "requests", "prompt tokens", "answer tokens", "device s", "joules"),
         [
             (
                 *(getattr(row, column) or "-" for column in columns),
                 f"{row.requests:,}",
                 f"{row.prompt_tokens:,}",
                 f"{row.completion_tokens:,}",
+                f"{row.device_s:,.1f}",
+                "-" if row.energy_j is None else f"{row.energy_j:,.0f}",
             )
             for row in rows
         ],

@@ -20,9 +20,12 @@ COMMANDS = {
     "serve": "serve",
     "check": "check",
     "status": "running.status",
+    "top": "running.top",
+    "why": "running.why",
     "reload": "running.reload",
     "drain": "running.drain",
     "models": "running.models",
+    "rollout": "running.rollout",
     "keys": "keys",
     "chat": "chat",
     "generate": "generate",
@@ -31,6 +34,9 @@ COMMANDS = {
     "quantize": "quantize",
     "perplexity": "perplexity",
     "config": "config",
+    "alerts": "alerts",
+    "audit": "audit",
+    "payloads": "payloads",
     "version": "version",
     "help": "help",
 }
@@ -46,10 +52,13 @@ Start here:
   inferd check inferd.yaml         problems of a config file, and its memory
   inferd serve inferd.yaml         serve a config file, and follow its changes
   inferd status                    the state of the server
+  inferd top                       its live numbers
+  inferd why REQUEST_ID            where the time of a request went
   inferd chat                      talk to it
   inferd generate "Once upon"      one answer, then back to the shell
   inferd predict digits -i a.jpg   one prediction
   inferd quantize ./my-model --output ./small    a smaller checkpoint
+  inferd alerts inferd.yaml        rules for Prometheus from its objectives
 
 \b
 Settings come from a file < the environment (INFERD_SERVER__PORT=9000) <

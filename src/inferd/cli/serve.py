@@ -138,7 +138,9 @@ def _models_elsewhere(url: str) -> list[str]:
     from inferd.cli.running.control import find_server
 
     try:
-        listed = find_server(None, None, url, None).get(f"{urlsplit(url).path.rstrip('/')}/models", _Listed)
+        parts = urlsplit(url)
+        host = parts._replace(path="", query="", fragment="").geturl()
+        listed = find_server(None, None, host, None).get(f"{parts.path.rstrip('/')}/models", _Listed)
     except (InferdError, ValueError) as error:
         raise click.UsageError(
             f"{url} did not list its models: {getattr(error, 'message', error)} Name the model: "

@@ -9,33 +9,50 @@ own section; this room knows none of them, no socket and no model's files.
 from __future__ import annotations
 
 from inferd.config.config import Config
+from inferd.config.devices import DevicesConfig
 from inferd.config.environment import stray_variables
-from inferd.config.generation import KVCacheConfig, SchedulerConfig, SpeculationConfig
+from inferd.config.generation import KVCacheConfig, ObjectivesConfig, SchedulerConfig, SpeculationConfig
 from inferd.config.load import load_config, model_name, single_model_config
 from inferd.config.model import REMOTE_PREFIX, DType, ModelConfig, Runtime
+from inferd.config.payloads import PayloadsConfig
 from inferd.config.pipelines import PipelineConfig, StepConfig
 from inferd.config.prediction import BatchingConfig, SequenceConfig, TensorConfig
 from inferd.config.remote import RemoteConfig, RemoteSettings
 from inferd.config.routing import BreakerConfig, ModelCacheConfig, QueueConfig, RetryConfig, RoutingConfig
-from inferd.config.server import CacheConfig, ServerConfig, StateConfig, TenantConfig, TlsConfig
-from inferd.config.versioning import VersionsConfig
+from inferd.config.server import (
+    AliasDialect,
+    CacheConfig,
+    MetricsConfig,
+    ServerConfig,
+    StateConfig,
+    TenantConfig,
+    TlsConfig,
+)
+from inferd.config.tracing import TracingConfig
+from inferd.config.versioning import RolloutConfig, VersionsConfig
 from inferd.config.yaml_file import read_yaml
 
 __all__ = [
     "REMOTE_PREFIX",
+    "AliasDialect",
     "BatchingConfig",
     "BreakerConfig",
     "CacheConfig",
     "Config",
     "DType",
+    "DevicesConfig",
     "KVCacheConfig",
+    "MetricsConfig",
     "ModelCacheConfig",
     "ModelConfig",
+    "ObjectivesConfig",
+    "PayloadsConfig",
     "PipelineConfig",
     "QueueConfig",
     "RemoteConfig",
     "RemoteSettings",
     "RetryConfig",
+    "RolloutConfig",
     "RoutingConfig",
     "Runtime",
     "SchedulerConfig",
@@ -47,6 +64,7 @@ __all__ = [
     "TenantConfig",
     "TensorConfig",
     "TlsConfig",
+    "TracingConfig",
     "VersionsConfig",
     "load_config",
     "model_name",

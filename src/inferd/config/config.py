@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from inferd.config.devices import DevicesConfig
 from inferd.config.model import ModelConfig
+from inferd.config.payloads import PayloadsConfig
 from inferd.config.section import Section
-from inferd.config.server import CacheConfig, ServerConfig, StateConfig, TenantConfig
+from inferd.config.server import CacheConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
+from inferd.config.tracing import TracingConfig
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -13,5 +16,9 @@ class Config(Section, frozen=True, kw_only=True):
     server: ServerConfig = ServerConfig()
     state: StateConfig = StateConfig()
     cache: CacheConfig = CacheConfig()
+    devices: DevicesConfig = DevicesConfig()
+    tracing: TracingConfig = TracingConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    payloads: PayloadsConfig = PayloadsConfig()
     tenants: dict[str, TenantConfig] = {}
     models: dict[str, ModelConfig] = {}

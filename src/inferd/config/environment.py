@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from inferd.config.server import CacheConfig, ServerConfig, StateConfig
+from inferd.config.devices import DevicesConfig
+from inferd.config.server import CacheConfig, MetricsConfig, ServerConfig, StateConfig
+from inferd.config.tracing import TracingConfig
 from inferd.config.tree import Text, branches
 from inferd.errors import ConfigError
 
@@ -48,7 +50,14 @@ def stray_variables(env: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that looks like a setting and is none: INFERD_PORT, INFERD_SERVER_PORT."""
     settings = {
         _plain("_".join((*branch.path, leaf.name))): (*branch.path, leaf.name)
-        for section, kind in (("server", ServerConfig), ("state", StateConfig), ("cache", CacheConfig))
+        for section, kind in (
+            ("server", ServerConfig),
+            ("state", StateConfig),
+            ("cache", CacheConfig),
+            ("devices", DevicesConfig),
+            ("tracing", TracingConfig),
+            ("metrics", MetricsConfig),
+        )
         for branch in branches(kind, (section,))
         for leaf in branch.leaves
     }

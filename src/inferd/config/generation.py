@@ -62,8 +62,28 @@ class SpeculationConfig(Section, frozen=True, kw_only=True):
 
 
 class ObjectivesConfig(Section, frozen=True, kw_only=True):
-    """Objectives of a model that generates."""
+    """Objectives of a model.
 
+    Requests that meet them are counted on /metrics, and `inferd alerts` writes their alerts. Availability is an
+    objective when its fraction is set, the others when their milliseconds are.
+    """
+
+    availability: Annotated[
+        Annotated[float, Meta(gt=0, lt=1)] | None,
+        Meta(
+            description=(
+                "Fraction of requests that are answered: 0.999. Errors and refusals of the server count against it; "
+                "requests with an error of the client or above a quota, and cancelled ones, do not count."
+            )
+        ),
+    ] = None
+    ttft_ms: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Time from a request's arrival to its first token."),
+    ] = None
+    ttft_fraction: Annotated[
+        float, Meta(description="Fraction of requests whose first token is in time.", gt=0, lt=1)
+    ] = 0.95
     tpot_ms: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
@@ -73,3 +93,13 @@ class ObjectivesConfig(Section, frozen=True, kw_only=True):
             )
         ),
     ] = None
+    tpot_fraction: Annotated[
+        float, Meta(description="Fraction of answers whose mean time per output token is kept.", gt=0, lt=1)
+    ] = 0.95
+    total_ms: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Time from a request's arrival to the end of its answer."),
+    ] = None
+    total_fraction: Annotated[
+        float, Meta(description="Fraction of requests whose answer ends in time.", gt=0, lt=1)
+    ] = 0.95

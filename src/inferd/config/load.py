@@ -10,11 +10,14 @@ from pathlib import Path
 import msgspec
 
 from inferd.config.config import Config
+from inferd.config.devices import DevicesConfig
 from inferd.config.environment import Origins, settings_of
 from inferd.config.model import ModelConfig
+from inferd.config.payloads import PayloadsConfig
 from inferd.config.pipeline_rules import with_models
 from inferd.config.rules import problems_between
-from inferd.config.server import CacheConfig, ServerConfig, StateConfig, TenantConfig
+from inferd.config.server import CacheConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
+from inferd.config.tracing import TracingConfig
 from inferd.config.tree import Problem, check, dotted
 from inferd.config.versions import expand_versions
 from inferd.config.yaml_file import read_yaml
@@ -130,7 +133,15 @@ def _beyond_types(tree: object, env: Mapping[str, str]) -> Iterator[Problem]:
 def _sound(tree: _Tree) -> Config:
     """The part of a checked tree that has the right types; defaults stand in for the rest."""
     found: dict[str, object] = {}
-    for name, kind in (("server", ServerConfig), ("state", StateConfig), ("cache", CacheConfig)):
+    for name, kind in (
+        ("server", ServerConfig),
+        ("state", StateConfig),
+        ("cache", CacheConfig),
+        ("devices", DevicesConfig),
+        ("tracing", TracingConfig),
+        ("metrics", MetricsConfig),
+        ("payloads", PayloadsConfig),
+    ):
         with contextlib.suppress(msgspec.ValidationError):
             found[name] = msgspec.convert(tree.get(name, {}), kind)
     for name, named in (("tenants", TenantConfig), ("models", ModelConfig)):

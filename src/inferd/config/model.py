@@ -5,6 +5,7 @@ Does not know how settings are read, nor what must hold between them (``rules.py
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -21,7 +22,7 @@ from inferd.config.routing import (
     RoutingConfig,
 )
 from inferd.config.section import Section
-from inferd.config.versioning import VersionsConfig
+from inferd.config.versioning import RolloutConfig, VersionsConfig
 from inferd.types import PriorityClass
 
 Runtime = Literal[
@@ -31,7 +32,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 REMOTE_PREFIX = "openai:"
 
 
-class ModelConfig(Section, frozen=True, kw_only=True):
+class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
     """One model: where it comes from and how it runs."""
 
     source: Annotated[
@@ -218,6 +219,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     kv_cache: KVCacheConfig = KVCacheConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     versions: VersionsConfig = VersionsConfig()
+    rollout: RolloutConfig | None = None
     queue: QueueConfig = QueueConfig()
     routing: RoutingConfig = RoutingConfig()
     breaker: BreakerConfig = BreakerConfig()
@@ -225,7 +227,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     cache: ModelCacheConfig = ModelCacheConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
 
-    @property
+    @functools.cached_property
     def is_remote(self) -> bool:
         """Whether ``source`` itself is a remote server, so that there are no local replicas."""
         return self.source.startswith(REMOTE_PREFIX)
@@ -240,12 +242,12 @@ class ModelConfig(Section, frozen=True, kw_only=True):
         """Whether operations are part of the model."""
         return bool(self.pipeline.steps or self.preprocess or self.postprocess)
 
-    @property
+    @functools.cached_property
     def num_local(self) -> int:
         """Local replicas."""
         return 0 if self.is_remote else self.replicas
 
-    @property
+    @functools.cached_property
     def upstreams(self) -> tuple[RemoteConfig, ...]:
         """Every remote server among its replicas."""
         if not self.is_remote:

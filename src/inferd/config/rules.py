@@ -16,11 +16,13 @@ import msgspec
 
 from inferd.config.config import Config
 from inferd.config.model import ModelConfig
+from inferd.config.pattern_cost import problem_of
 from inferd.config.pipeline_rules import problems_of
 from inferd.config.remote import RemoteSettings
 from inferd.config.tree import Path as Place
 from inferd.config.tree import Problem
 from inferd.config.units import bytes_text
+from inferd.config.versioning import RolloutConfig
 
 _STATE_SCHEMES = ("sqlite", "postgresql", "postgres")
 _CACHE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
@@ -42,9 +44,12 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
     """Everything wrong with settings that are each fine alone."""
     yield from _server(config)
     yield from _state(config)
+    yield from _tracing(config)
     for name, model in config.models.items():
         yield from _model(name, model, env)
         yield from problems_of(("models", name), model, config.models)
+        yield from _rollout(("models", name), model)
+    yield from _payloads(config)
     yield from _memory(config)
     yield from _regions(config)
 
@@ -56,6 +61,10 @@ def _server(config: Config) -> Iterator[Problem]:
         yield Problem(
             ("server", "tls", "certificate"), "missing; name the certificate's file, or leave server.tls.key out."
         )
+    if config.server.log_file is not None:
+        sentence = _file_problem(Path(config.server.log_file).expanduser())
+        if sentence:
+            yield Problem(("server", "log_file"), sentence)
     for index, origin in enumerate(config.server.cors_origins):
         if origin != "*" and not _is_origin(origin):
             yield Problem(
@@ -66,6 +75,16 @@ def _server(config: Config) -> Iterator[Problem]:
             yield Problem(
                 ("server", "allowed_hosts", index), f"{host!r} is not a host name such as inferd.example.com."
             )
+
+
+def _payloads(config: Config) -> Iterator[Problem]:
+    for name, pattern in config.payloads.patterns.items():
+        sentence = problem_of(pattern)
+        if sentence:
+            yield Problem(("payloads", "patterns", name), f"{pattern!r} cannot be used: {sentence}.")
+    for index, model in enumerate(config.payloads.models):
+        if model not in config.models:
+            yield Problem(("payloads", "models", index), f"there is no model {model!r}; name one below 'models:'.")
 
 
 def _is_origin(text: str) -> bool:
@@ -90,6 +109,25 @@ def _state(config: Config) -> Iterator[Problem]:
         sentence = _unwritable(Path(folder).expanduser())
         if sentence:
             yield Problem(("state", "data_dir"), sentence)
+
+
+def _file_problem(path: Path) -> str | None:
+    """Why a file cannot be appended to; None: it can, as far as can be seen without writing."""
+    if path.is_dir():
+        return f"{path} is a folder; name a file in it."
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}; make it, or choose another file."
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return f"{path} cannot be written by this user; choose another file or change its owner."
+    return None
+
+
+def _tracing(config: Config) -> Iterator[Problem]:
+    tracing = config.tracing
+    if tracing.endpoint is not None and (sentence := _url_problem(tracing.endpoint)):
+        yield Problem(("tracing", "endpoint"), sentence)
+    if tracing.headers_env is not None and tracing.headers_file is not None:
+        yield Problem(("tracing", "headers_file"), "headers_env is given as well; keep one of them.")
 
 
 def _unwritable(folder: Path) -> str | None:
@@ -145,6 +183,55 @@ def _model(name: str, model: ModelConfig, env: Mapping[str, str]) -> Iterator[Pr
         )
     if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
         yield Problem((*here, "chat_template"), f"there is no file {model.chat_template!r}; check the path.")
+
+
+def _rollout(here: Place, model: ModelConfig) -> Iterator[Problem]:
+    """Everything wrong with a model's rollout, beside the versions that are served. ``here``: the model's place."""
+    rollout = model.rollout
+    if rollout is None:
+        return
+    at = (*here, "rollout")
+    if model.versions.weights:
+        yield Problem(at, "versions.weights divides the requests as well; leave the weights out, a rollout moves them.")
+    if model.sequence.states:
+        yield Problem(
+            at,
+            "a growing share would move sequences away from their states (sequence.states); leave the rollout out, and "
+            "replace the version with a reload.",
+        )
+    if rollout.new == rollout.stable:
+        yield Problem((*at, "new"), f"{rollout.new} is rollout.stable as well; name the version that is to serve.")
+    yield from _rollout_steps(at, rollout)
+    yield from _rollout_guards(at, rollout, model)
+
+
+def _rollout_steps(at: Place, rollout: RolloutConfig) -> Iterator[Problem]:
+    if not rollout.steps:
+        yield Problem((*at, "steps"), "there are none; write at least one, such as {weight: 100}.")
+    for index, (step, following) in enumerate(zip(rollout.steps, rollout.steps[1:], strict=False), start=1):
+        if following.weight <= step.weight:
+            yield Problem(
+                (*at, "steps", index, "weight"),
+                f"{following.weight:g} is not above {step.weight:g}, the step before; the new version's percentages "
+                "grow. To take units back, use inferd rollout abort.",
+            )
+
+
+def _rollout_guards(at: Place, rollout: RolloutConfig, model: ModelConfig) -> Iterator[Problem]:
+    guards = rollout.guards
+    for name in guards.__struct_fields__:
+        guard = getattr(guards, name)
+        if guard is not None and guard.max_ratio is None and guard.max_fraction is None:
+            yield Problem(
+                (*at, "guards", name),
+                f"max_ratio and max_fraction are both unset, so nothing is too much; set one, or write {name}: null.",
+            )
+    objectives = model.objectives
+    if guards.slow is not None and guards.slow.limit_ms(objectives.total_ms, objectives.ttft_ms) is None:
+        objective = "total_ms" if guards.slow.of == "total" else "ttft_ms"
+        yield Problem(
+            (*at, "guards", "slow", "over_ms"), f"missing; give milliseconds here, or as objectives.{objective}."
+        )
 
 
 def _default(struct: msgspec.Struct, field: str) -> object:

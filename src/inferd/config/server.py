@@ -61,10 +61,35 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "inferd"
     access_log: Annotated[bool, Meta(description="Write one line per request to the log (never its text).")] = True
+    request_records: Annotated[
+        int,
+        Meta(
+            description="Calls of which times and causes are kept for inferd why, some 400 bytes each; 0: none.",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 16_384
     log_format: Annotated[
         Literal["auto", "json", "text"],
         Meta(description="Form of the log on stderr: JSON lines, or words; auto: words on a terminal, JSON elsewhere."),
     ] = "auto"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The lowest level of the lines in the log, of the server and of its workers."),
+    ] = "info"
+    log_file: Annotated[
+        str | None,
+        Meta(
+            description=(
+                "File that the log is appended to instead of stderr, as JSON lines unless log_format is text. Opened "
+                "again within a second after it was renamed or removed, so logrotate needs no signal."
+            )
+        ),
+    ] = None
+    log_speed: Annotated[
+        bool,
+        Meta(description="Tokens per second, time to first token and time per output token in a request's line."),
+    ] = False
     auth: Annotated[
         Literal["auto", "required", "off"],
         Meta(
@@ -115,6 +140,30 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         ),
     ] = 120.0
     reload: Annotated[bool, Meta(description="Follow changes of the configuration file while serving.")] = True
+    console: Annotated[
+        bool, Meta(description="Serve the console at /console/, and send browsers that open / to it.")
+    ] = True
+    console_session_s: Annotated[
+        float, Meta(description="Seconds after which a person who signed in to the console signs in again.", ge=60)
+    ] = 43_200.0
+    console_viewers: Annotated[
+        int, Meta(description="Streams of live numbers that are open at once; a further one gets 503.", ge=1)
+    ] = 100
+
+
+class StoredConfig(Section, frozen=True, kw_only=True):
+    """Responses and conversations that clients let the server store."""
+
+    enabled: Annotated[
+        bool,
+        Meta(description="Whether responses are stored; off: a request that needs a stored one is refused."),
+    ] = True
+    max_bytes: Annotated[
+        int, Meta(description="Bytes that each tenant may have stored; beyond them the oldest are deleted.", ge=1)
+    ] = 1024**3
+    max_age_s: Annotated[
+        float, Meta(description="Seconds after which a response, or an unused conversation, is deleted.", gt=0)
+    ] = 30 * 86_400.0
 
 
 class StateConfig(Section, frozen=True, kw_only=True):
@@ -137,6 +186,7 @@ class StateConfig(Section, frozen=True, kw_only=True):
     usage_retention_days: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="Days that usage is kept; unset: for ever.")
     ] = None
+    responses: StoredConfig = StoredConfig()
 
 
 class CacheConfig(Section, frozen=True, kw_only=True):
@@ -147,6 +197,29 @@ class CacheConfig(Section, frozen=True, kw_only=True):
     ] = None
     max_bytes: Annotated[int, Meta(description="Bytes of answers kept in memory.", ge=0)] = 64 * 1024 * 1024
     max_entry_bytes: Annotated[int, Meta(description="A larger answer is not kept.", ge=1)] = 1024 * 1024
+
+
+AliasDialect = Literal["vllm", "triton", "fastapi"]
+
+
+class MetricsConfig(Section, frozen=True, kw_only=True):
+    """What /metrics shows, and what of it continues after a restart."""
+
+    aliases: Annotated[
+        tuple[AliasDialect, ...],
+        Meta(
+            description="Servers whose names for the same values are on the page too, for dashboards made for them: "
+            "vllm, triton, fastapi (the FastAPI instrumentator)."
+        ),
+    ] = ()
+    keep: Annotated[
+        bool,
+        Meta(description="Whether counters continue after a restart of the server; they are kept in state.data_dir."),
+    ] = True
+    keep_every_s: Annotated[
+        float,
+        Meta(description="Seconds between two savings of the counters: the most that a killed server loses.", gt=0),
+    ] = 10.0
 
 
 class TenantConfig(Section, frozen=True, kw_only=True):

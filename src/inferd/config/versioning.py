@@ -1,4 +1,7 @@
-"""Which versions of a model are served. ``versions.py`` makes entries of the configuration from it."""
+"""Which versions of a model are served, and how a new one comes to serve.
+
+``versions.py`` makes entries of the configuration from it, and ``rollout/`` follows the steps.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ class VersionsConfig(Section, frozen=True, kw_only=True):
 
     policy: Annotated[
         Literal["latest", "specific", "all"],
-        Meta(description="latest: the highest numbers; specific: those in 'only'; all: every one."),
+        Meta(
+            description="latest: the highest numbers, or the two of the rollout; specific: those in 'only'; all: every "
+            "one."
+        ),
     ] = "latest"
     count: Annotated[int, Meta(description="How many versions are served by the policy latest.", ge=1)] = 1
     only: Annotated[
@@ -33,3 +39,143 @@ class VersionsConfig(Section, frozen=True, kw_only=True):
             )
         ),
     ] = {}
+
+
+_RATIO = "Bad units of the new version may be less than so many times as likely as those of the stable one."
+_FRACTION = "So large a part of the new version's units may be bad"
+
+Ratio = Annotated[float, Meta(gt=1, le=100)]
+Fraction = Annotated[float, Meta(gt=0, lt=1)]
+
+
+class RolloutStepConfig(Section, frozen=True, kw_only=True):
+    """A share of the units for the new version. The shares grow from step to step."""
+
+    weight: Annotated[float, Meta(description="Percent of the units that the new version serves.", ge=0, le=100)]
+    for_s: Annotated[
+        float, Meta(description="Seconds that the step lasts at least, without the time of pauses.", ge=0)
+    ] = 0.0
+    approval: Annotated[bool, Meta(description="The step begins with `inferd rollout promote` alone.")] = False
+
+
+class ErrorsGuardConfig(Section, frozen=True, kw_only=True):
+    """Units with a request that failed by the server's fault, or was refused for lack of capacity."""
+
+    max_ratio: Annotated[Ratio | None, Meta(description=_RATIO + " Unset: they are not compared.")] = 2.0
+    max_fraction: Annotated[
+        Fraction | None, Meta(description=_FRACTION + ", whatever the stable version's are. Unset: none may.")
+    ] = 0.01
+
+
+class InvalidGuardConfig(Section, frozen=True, kw_only=True):
+    """Units with a request that the version refused as invalid. Unset: they are not watched."""
+
+    max_ratio: Annotated[Ratio | None, Meta(description=_RATIO + " Unset: they are not compared.")] = 2.0
+    max_fraction: Annotated[
+        Fraction | None, Meta(description=_FRACTION + ", whatever the stable version's are. Unset: none may.")
+    ] = 0.01
+
+
+class SlowGuardConfig(Section, frozen=True, kw_only=True):
+    """Units with a request that took longer than an objective. Unset: they are not watched."""
+
+    of: Annotated[
+        Literal["total", "first_token"],
+        Meta(description="From the request's arrival to the end of its answer, or to its first token."),
+    ] = "total"
+    over_ms: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="A longer time is bad. Unset: the model's objectives.total_ms or objectives.ttft_ms."),
+    ] = None
+    max_ratio: Annotated[Ratio | None, Meta(description=_RATIO + " Unset: they are not compared.")] = 1.5
+    max_fraction: Annotated[
+        Fraction | None, Meta(description=_FRACTION + ", whatever the stable version's are. Unset: none may.")
+    ] = None
+
+    def limit_ms(self, total_ms: float | None, ttft_ms: float | None) -> float | None:
+        """The milliseconds above which a request is slow, given the model's objectives; None: there are none."""
+        if self.over_ms is not None:
+            return self.over_ms
+        return total_ms if self.of == "total" else ttft_ms
+
+
+class ReportedGuardConfig(Section, frozen=True, kw_only=True):
+    """Units of which a program of yours reported something bad. Unset: nothing can be reported."""
+
+    max_ratio: Annotated[Ratio | None, Meta(description=_RATIO + " Unset: they are not compared.")] = 2.0
+    max_fraction: Annotated[
+        Fraction | None, Meta(description=_FRACTION + ", whatever the stable version's are. Unset: none may.")
+    ] = None
+
+
+class GuardsConfig(Section, frozen=True, kw_only=True):
+    """What is watched during a rollout. Each guard counts units with at least one bad event.
+
+    A guard withdraws the new version on evidence that its units are more often bad than those of the stable version,
+    or, without max_ratio, more often than max_fraction.
+    """
+
+    errors: ErrorsGuardConfig | None = ErrorsGuardConfig()
+    invalid: InvalidGuardConfig | None = None
+    slow: SlowGuardConfig | None = None
+    reported: ReportedGuardConfig | None = None
+
+
+class RolloutConfig(Section, frozen=True, kw_only=True):
+    """The way of a new version of the model from no requests to all.
+
+    Versions are those of numbered subfolders, or entries MODEL@NUMBER. Without this section the newest serves all.
+    """
+
+    stable: Annotated[int, Meta(description="Number of the version that serves now.", ge=1)]
+    new: Annotated[int, Meta(description="Number of the version that is to serve.", ge=1)]
+    steps: Annotated[
+        tuple[RolloutStepConfig, ...],
+        Meta(description="The steps, in order. After a last step below 100 all units follow by approval."),
+    ] = (
+        RolloutStepConfig(weight=1.0, for_s=600.0),
+        RolloutStepConfig(weight=5.0, for_s=600.0),
+        RolloutStepConfig(weight=25.0, for_s=600.0),
+        RolloutStepConfig(weight=100.0, for_s=600.0),
+    )
+    unit: Annotated[
+        Literal["auto", "session", "user", "tenant", "request"],
+        Meta(
+            description=(
+                "What keeps one version for all its requests, and is counted once. auto: the sequence, session, user "
+                "or Idempotency-Key that the request names, in this order, else the request itself."
+            )
+        ),
+    ] = "auto"
+    guards: GuardsConfig = GuardsConfig()
+    alpha: Annotated[
+        float,
+        Meta(
+            description="Largest probability that the guards ever withdraw a version which is not worse.",
+            gt=0,
+            le=0.5,
+        ),
+    ] = 0.01
+    beta: Annotated[
+        float, Meta(description="Largest probability that a version which is too bad passes a guard.", gt=0, le=0.5)
+    ] = 0.05
+    inconclusive_s: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(
+            description=(
+                "A step that has lasted for_s and has too little evidence goes on after so many more seconds. Unset: "
+                "it waits for the evidence, or for `inferd rollout promote`."
+            )
+        ),
+    ] = None
+    max_deaths: Annotated[
+        int, Meta(description="So many deaths of the new version's workers withdraw it.", ge=1, le=1000)
+    ] = 3
+    start: Annotated[
+        Literal["command", "auto"],
+        Meta(description="Begin by `inferd rollout start`, or as soon as the configuration has the rollout."),
+    ] = "command"
+    promote: Annotated[
+        Literal["auto", "approve"],
+        Meta(description="approve: the last step needs an approval too. auto: only the steps that say so."),
+    ] = "auto"

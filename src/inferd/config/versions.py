@@ -1,9 +1,9 @@
 """Versions of a model: a folder's numbered subfolders, each as an entry of the configuration.
 
-A model whose folder holds 1/, 2/, ... becomes one entry per version that its policy names. The newest version keeps the
-model's name; the others are called ``name@1``. So a version is a model like any other: it is loaded, limited, measured
-and reloaded by itself. An alias is another name for a version, and weights divide the requests for the model's own name
-among its versions. Only the names of folders are read.
+A model whose folder holds 1/, 2/, ... becomes one entry per version that its policy names. The newest version, or the
+stable one of a rollout, keeps the model's name; the others are called ``name@1``. So a version is a model like any
+other: it is loaded, limited, measured and reloaded by itself. An alias is another name for a version, and weights
+divide the requests for the model's own name among its versions. Only the names of folders are read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -27,7 +27,7 @@ _ENTRY: Final = re.compile(r"(?P<name>.+)@(?P<version>[1-9][0-9]{0,17})", re.DOT
 
 
 def entry_of(name: str, version: str) -> str:
-    """The name of an older version's entry."""
+    """The name of another version's entry."""
     return f"{name}@{version}"
 
 
@@ -76,9 +76,17 @@ def names_of_entries(models: Mapping[str, ModelConfig]) -> dict[str, list[str]]:
     return found
 
 
-def entry_drawn(
+class Draw(NamedTuple):
+    """The version that a unit got."""
+
+    entry: str
+    digest: bytes = b""  # of the unit, by which it was drawn
+    was_free: bool = False  # every version with a share could have been drawn
+
+
+def draw(
     models: Mapping[str, ModelConfig], name: str, unit: str, is_able: Callable[[str], bool] = lambda entry: True
-) -> str:
+) -> Draw:
     """The entry that serves a request for the model ``name``, by its versions' weights; without weights its own.
 
     Equal ``unit``s (a session, a user) get equal versions. The versions divide an interval in order of age, so that a
@@ -86,7 +94,7 @@ def entry_drawn(
     """
     config = models.get(name)
     if config is None or not config.versions.weights:
-        return name
+        return Draw(name)
     there = [
         (entry, weight)
         for version, entry in versions_of(models, name).items()
@@ -95,11 +103,12 @@ def entry_drawn(
     shares = [share for share in there if is_able(share[0])] or there
     digest = hashlib.blake2b(f"{name}\0{unit}".encode(errors="surrogatepass"), digest_size=8).digest()
     point = int.from_bytes(digest, "big") / 2**64 * sum(weight for _, weight in shares)
+    was_free = len(shares) == len(there)
     for entry, weight in shares:
         point -= weight
         if point < 0:
-            return entry
-    return shares[-1][0]
+            return Draw(entry, digest, was_free)
+    return Draw(shares[-1][0], digest, was_free)
 
 
 def expand_versions(config: Config) -> Config:
@@ -112,17 +121,23 @@ def expand_versions(config: Config) -> Config:
             models[name] = model
             continue
         try:
-            chosen = _chosen(model.versions, sorted(found))
+            chosen = _chosen(model, sorted(found))
         except ConfigError as error:
             problems.append(f"models.{name}.versions: {error.message}")
             continue
+        # The version that is stable keeps the name, so that a new one replaces nothing.
+        first = chosen[-1] if model.rollout is None or model.rollout.stable not in chosen else model.rollout.stable
         for number in chosen:
-            entry = name if number == chosen[-1] else entry_of(name, str(number))
+            entry = name if number == first else entry_of(name, str(number))
             if entry in models or (entry != name and entry in config.models):
                 problems.append(f"models.{entry}: the name is that of a version of {name}; rename one of them.")
-            models[entry] = msgspec.structs.replace(model, source=str(found[number]), version=str(number))
+            rollout = model.rollout if entry == name else None
+            models[entry] = msgspec.structs.replace(
+                model, source=str(found[number]), version=str(number), rollout=rollout
+            )
     for name, model in config.models.items():
         problems += _version_problems(models, name, model.versions)
+        problems += _rollout_problems(models, name)
     if problems:
         raise ConfigError("\n".join(problems), param="models")
     return msgspec.structs.replace(config, models=models)
@@ -158,6 +173,40 @@ def _version_problems(models: Mapping[str, ModelConfig], name: str, versions: Ve
     return said
 
 
+def rollout_warnings(models: Mapping[str, ModelConfig]) -> list[str]:
+    """What makes a rollout riskier than it need be."""
+    return [
+        f"models.{name}.replicas: each of the two versions of its rollout has one replica, so a worker that dies "
+        "leaves its version without one until it is loaded again; set replicas to 2 or more."
+        for name, model in models.items()
+        if model.rollout is not None and model.replicas < 2
+    ]
+
+
+def _rollout_problems(models: Mapping[str, ModelConfig], name: str) -> list[str]:
+    """The problems of a model's rollout, given the versions that are served."""
+    rollout = models[name].rollout if name in models else None
+    if rollout is None:
+        return []
+    base = base_of(name)
+    if base != name and versions_of(models, base).get(models[name].version) == name:
+        return [f"models.{name}.rollout: this is a version of {base}; write the one rollout below models.{base}."]
+    served = versions_of(models, name)
+    there = ", ".join(served)
+    said = [
+        f"models.{name}.rollout.{field}: version {number} is not served; served are: {there}. Name it in "
+        "versions.only, or serve more by versions.policy."
+        for field, number in (("stable", rollout.stable), ("new", rollout.new))
+        if str(number) not in served
+    ]
+    said += [
+        f"models.{name}.rollout: it is for versions that run here, and {entry} is a remote server; leave it out."
+        for version, entry in served.items()
+        if models[entry].is_remote and version in (str(rollout.stable), str(rollout.new))
+    ]
+    return said
+
+
 def _folders(source: str) -> dict[int, Path]:
     """The numbered subfolders of a model's folder that are not empty; none when the folder is a model itself."""
     folder = Path(source).expanduser()
@@ -174,11 +223,14 @@ def _folders(source: str) -> dict[int, Path]:
     }
 
 
-def _chosen(policy: VersionsConfig, numbers: list[int]) -> list[int]:
+def _chosen(model: ModelConfig, numbers: list[int]) -> list[int]:
     """The versions to serve, in order."""
+    policy, rollout = model.versions, model.rollout
     match policy.policy:
         case "all":
             return numbers
+        case "latest" if rollout is not None:
+            return [number for number in numbers if number in (rollout.stable, rollout.new)] or numbers[-1:]
         case "latest":
             return numbers[-policy.count :]
     if not policy.only:

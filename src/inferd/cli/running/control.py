@@ -40,14 +40,16 @@ class Answered(NamedTuple):
 
 
 class Server:
-    """A running server. ``name`` is shown in messages; ``open`` makes a connection to it."""
+    """A running server. ``name`` is shown in messages; ``open`` makes a connection to it. ``base``: the path at which a
+    proxy serves it."""
 
     def __init__(
-        self, name: str, open_: Callable[[float], http.client.HTTPConnection], headers: dict[str, str]
+        self, name: str, open_: Callable[[float], http.client.HTTPConnection], headers: dict[str, str], base: str = ""
     ) -> None:
         self.name = name
         self._open = open_
         self._headers = headers
+        self._base = base
 
     def get(self, path: str, shape: type[Shape], *, accept: tuple[int, ...] = ()) -> Shape:
         """``accept``: statuses beside success whose bodies have the shape as well.
@@ -63,6 +65,26 @@ class Server:
         """POST a body that is not one of the admin API's. Raises InferdError as ``get`` does."""
         return self._exchange("POST", path, timeout_s, (), body, headers)
 
+    def lines(self, path: str, timeout_s: float) -> Iterator[bytes]:
+        """GET an answer that is streamed, line by line. ``timeout_s``: seconds without a byte. Raises InferdError."""
+        try:
+            with contextlib.closing(self._open(timeout_s)) as connection:
+                connection.request("GET", self._base + path, headers=self._headers)
+                answer = connection.getresponse()
+                if answer.status != 200:
+                    raise _refusal(self.name, path, answer.status, answer.read(_MAX_ANSWER_BYTES))
+                while line := answer.readline(_MAX_ANSWER_BYTES):
+                    yield line
+        except (OSError, http.client.HTTPException, NoControlSocketError) as error:
+            raise self._silence(error) from None
+
+    def _silence(self, error: Exception) -> Unavailable:
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return Unavailable(
+            f"The server {self.name} does not answer ({said}); check that it runs, and the address.",
+            code="no_server",
+        )
+
     def _ask(self, method: str, path: str, timeout_s: float, accept: tuple[int, ...] = ()) -> bytes:
         return self._exchange(method, path, timeout_s, accept).body
 
@@ -77,15 +99,11 @@ class Server:
     ) -> Answered:
         try:
             with contextlib.closing(self._open(timeout_s)) as connection:
-                connection.request(method, path, content, headers={**self._headers, **(headers or {})})
+                connection.request(method, self._base + path, content, {**self._headers, **(headers or {})})
                 answer = connection.getresponse()
                 body = answer.read(_MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException, NoControlSocketError) as error:
-            said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise Unavailable(
-                f"The server {self.name} does not answer ({said}); check that it runs, and the address.",
-                code="no_server",
-            ) from None
+            raise self._silence(error) from None
         if answer.status < 300 or answer.status in accept:
             return Answered(body, {name.lower(): value for name, value in answer.getheaders()})
         raise _refusal(self.name, path, answer.status, body)
@@ -119,7 +137,9 @@ def _refusal(name: str, path: str, status: int, body: bytes) -> InferdError:
     except (ValueError, KeyError, TypeError):
         message = f"The server {name} answered with status {status}."
     if status in (401, 403):
-        key = "an admin key" if path.startswith("/admin/") else "a key that may use the model"
+        key = "a key that may use the model"
+        if path.startswith(("/admin/", "/console/")):
+            key = "an admin key" if path.startswith("/admin/") else "a key with the scope metrics"
         return Unauthenticated(f"{message} Give {key} with --key, or in INFERD_API_KEY.")
     return InvalidRequest(message) if status < 500 else Unavailable(message)
 
@@ -144,7 +164,9 @@ def server_options(function: Decorated) -> Decorated:
             default=None,
             help="Key for --url (also INFERD_API_KEY); all but predict need an admin key.",
         ),
-        click.option("--url", default=None, help="A server elsewhere: http://host:8000."),
+        click.option(
+            "--url", default=None, help="A server elsewhere: http://host:8000, or https://host/path behind a proxy."
+        ),
         click.option(
             "--config",
             type=click.Path(path_type=Path),
@@ -203,17 +225,21 @@ def _here(port: int, path: Path) -> Server:
 
 
 def _elsewhere(url: str, key: str | None) -> Server:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if host is None or parts.scheme not in ("http", "https"):
         raise InvalidRequest(f"{url!r} is not a server's URL; write it as http://host:8000.")
-    host, port = parts.hostname, parts.port
+    base = parts.path.rstrip("/").removesuffix("/v1")  # OpenAI's clients are given the URL with /v1
 
     def made(timeout_s: float) -> http.client.HTTPConnection:
         if parts.scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=ssl.create_default_context())
         return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
-    return Server(f"at {url}", made, {} if key is None else {"authorization": f"Bearer {key}"})
+    return Server(f"at {url}", made, {} if key is None else {"authorization": f"Bearer {key}"}, base)
 
 
 def _answers(path: Path) -> bool:

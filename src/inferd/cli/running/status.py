@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -16,16 +16,23 @@ from inferd.cli.ready import threads_text
 from inferd.cli.running.control import Server, server_options
 from inferd.cli.terminal import console
 from inferd.config.units import bytes_text
-from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport
+from inferd.gateway.control import EnergyReport, ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport
+from inferd.observe.startup import LoadReport, Phase
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 _STYLES: Final = dict.fromkeys(("ready", "serving"), "green") | dict.fromkeys(
     ("failed", "died", "hung", "open", "unavailable", "unreachable"), "red"
 )
 
+
+_BAR: Final = 20
+"""Columns of the bar of a load."""
+
+_SHADES: Final = "█▒▓░"
 
 _WIDE: Final = 110
 """Columns of a terminal from which on everything about a model fits beside its numbers."""
@@ -93,8 +100,11 @@ def rendered(report: ServerReport, name: str, width: int = _WIDE) -> RenderableT
     if report.last_reload is not None:
         lines += reload_lines(report.last_reload)
     lines += [Text(), models_table(report.models, width)]
+    lines += load_lines(report)
     if report.tenants:
         lines.append(tenants_table(report.tenants))
+    if report.energy is not None:
+        lines += energy_tables(report.energy)
     return Group(*lines)
 
 
@@ -156,6 +166,9 @@ def models_table(models: list[ModelReport], width: int) -> RenderableType:
         if not is_one:
             for replica in model.replicas:
                 _add_replica(add, replica)
+        if model.answer_format:
+            style = "yellow" if "MISMATCH" in model.answer_format else ""
+            below.append(Text(f"{model.name}: tool calls and reasoning: {model.answer_format}", style=style))
     return Group(table, *below)
 
 
@@ -198,6 +211,46 @@ def restarts_text(count: int) -> str:
     return f"{count} restart{'s' * (count != 1)}" if count else ""
 
 
+def load_lines(report: ServerReport) -> list[RenderableType]:
+    """The phases of the server's start, and of the last load of each local replica: a bar and the seconds."""
+    from rich.text import Text
+
+    rows: list[tuple[str, str, float, list[Phase]]] = []
+    if report.start is not None:
+        word = "start" if report.start.is_over else "starting"
+        rows.append(("server", word, report.start.seconds, report.start.phases))
+    loads = [replica.load for model in report.models for replica in model.replicas if replica.load is not None]
+    rows += [(f"{load.model}/{load.replica}", _of_load(load), load.seconds, load.phases) for load in loads]
+    if not rows:
+        return []
+    name_width = max(len(name) for name, *_ in rows)
+    word_width = max(len(word) for _, word, *_ in rows)
+    lines: list[RenderableType] = [Text("starts and loads", style="bold")]
+    for name, word, total, phases in rows:
+        style = _STYLES.get(word.partition(" ")[0], "")
+        line = Text.assemble(f"  {name:<{name_width}}  ", (f"{word:<{word_width}}", style), f" {total:7.2f} s  ")
+        line.append_text(_bar(phases, total))
+        told = [f"{phase.name} {phase.seconds:.2f}" for phase in phases if phase.seconds >= 0.005]
+        lines.append(line.append("  " + ", ".join(told)))
+    return lines
+
+
+def _of_load(load: LoadReport) -> str:
+    return load.state if load.cause == "load" else f"{load.state} ({restarts_text(load.restarts)})"
+
+
+def _bar(phases: Sequence[Phase], total: float) -> Text:
+    """The phases side by side, by their share of the time."""
+    from rich.text import Text
+
+    bar, done = Text(), 0
+    for number, phase in enumerate(phases):
+        until = round(_BAR * min(1.0, (phase.begin_s + phase.seconds) / total)) if total > 0 else 0
+        bar.append(_SHADES[number % len(_SHADES)] * max(0, until - done))
+        done = max(done, until)
+    return bar.append(" " * (_BAR - done))
+
+
 def tenants_table(tenants: list[TenantReport]) -> Table:
     """What of each limit is in use."""
     from rich import box
@@ -206,15 +259,59 @@ def tenants_table(tenants: list[TenantReport]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("tenant")
-    for heading in ("requests/min", "tokens/min", "in flight"):
+    for heading in ("requests/min", "tokens/min", "in flight", "stored bytes"):
         table.add_column(heading, justify="right")
     for tenant in tenants:
         cells = [
             f"{tenant.used[kind]:,.0f} of {tenant.limits[kind]:,.0f}" if kind in tenant.limits else ""
-            for kind in ("requests", "tokens", "in_flight")
+            for kind in ("requests", "tokens", "in_flight", "stored_bytes")
         ]
         table.add_row(Text(tenant.name, style="bold"), *cells)
     return table
+
+
+def energy_tables(report: EnergyReport) -> list[Table]:
+    """The devices that tell more than memory, and what models and tenants have used of them."""
+    from rich import box
+    from rich.table import Table
+
+    tables = []
+    told = [one for one in report.devices if one.duty is not None or one.power_w is not None]
+    if told:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("device")
+        for heading in ("duty cycle", "memory", "temperature", "power", "idle energy"):
+            table.add_column(heading, justify="right")
+        for one in told:
+            table.add_row(
+                f"{one.device} {one.name}".strip(),
+                "" if one.duty is None else f"{100 * one.duty:.0f} %",
+                "" if one.memory_used_bytes is None else bytes_text(one.memory_used_bytes),
+                "" if one.temperature_c is None else f"{one.temperature_c:.0f} °C",
+                "" if one.power_w is None else f"{one.power_w:.0f} W",
+                "" if one.idle_j is None else f"{one.idle_j:,.0f} J",
+            )
+        tables.append(table)
+    used = [
+        *((f"model {use.name}", use) for use in report.models),
+        *((f"tenant {use.name}", use) for use in report.tenants if use.name),
+    ]
+    if any(use.device_s for _, use in used):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("use of devices")
+        for heading in ("seconds", "energy", "s / 1000 tokens", "J / 1000 tokens", f"cost ({report.currency})"):
+            table.add_column(heading, justify="right")
+        for name, use in used:
+            table.add_row(
+                name,
+                f"{use.device_s:,.1f}",
+                "" if use.energy_j is None else f"{use.energy_j:,.0f} J",
+                "" if use.device_s_per_1000_tokens is None else f"{use.device_s_per_1000_tokens:.3g}",
+                "" if use.energy_j_per_1000_tokens is None else f"{use.energy_j_per_1000_tokens:.3g}",
+                "" if use.cost is None else f"{use.cost:.4g}",
+            )
+        tables.append(table)
+    return tables
 
 
 def duration(seconds: float) -> str:
