@@ -21,7 +21,7 @@ export PYTHON TORCH_ARGS TORCH_CPU_INDEX
 help: ## Print this manual
 	@echo "inferd: one inference server for every model"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "ARGS='...' adds arguments: make demo ARGS='--port 9000', make test ARGS='-k scheduler'"
 
@@ -57,9 +57,23 @@ docs: $(VENV)/.dev ## Write the generated pages again
 docs-site: $(VENV)/.dev ## Build the searchable pages into build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+.PHONY: vendor
+vendor: ## Fetch the console's libraries from npm again, and check their hashes
+	@python3 .ci/vendor.py
+
 .PHONY: bench
-bench: $(VENV)/.dev ## Measure the server and write a table (bench/README.md)
-	@$(BIN)/python -m bench $(ARGS)
+bench: $(VENV)/.dev ## Measure the server as a wheel installs it, and write a table (bench/README.md)
+	@.ci/compiled
+	@build/compiled/env/bin/python -m bench $(ARGS)
+
+.PHONY: test-compiled
+test-compiled: $(VENV)/.dev ## The tests of the gateway's process against its compiled modules
+	@.ci/compiled
+	@$(TEST_ENV) build/compiled/env/bin/python -m pytest -p no:cacheprovider -n 2 tests/compiled tests/gateway tests/http tests/observe tests/remote tests/router $(ARGS)
+
+.PHONY: test-clients
+test-clients: $(VENV)/.dev ## Published clients and agents against the server, installed under build/clients (ARGS: names)
+	@$(TEST_ENV) .ci/clients $(ARGS)
 
 .PHONY: gpu-check
 gpu-check: $(VENV)/.dev ## On a machine with a CUDA device: its tests, then everything that only it can show (docs/gpu.md)
@@ -69,6 +83,7 @@ gpu-check: $(VENV)/.dev ## On a machine with a CUDA device: its tests, then ever
 .PHONY: soak
 soak: $(VENV)/.dev ## Every fault and attack with its control, then a long run under load and faults
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "soak or not soak" tests/experiments
+	@$(TEST_ENV) $(BIN)/python -m pytest -m soak tests/observe/live tests/console
 	@$(BIN)/python -m bench.soak $(ARGS)
 
 .PHONY: sanitize

@@ -1,4 +1,4 @@
-"""Write the generated pages, or with --check say which are out of date.
+"""Write the generated pages and files, or with --check say which are out of date.
 
 Each page is what a module prints; the page and its command stand side by side below and nowhere else.
 """
@@ -12,9 +12,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     "docs/metrics.md": ["-m", "inferd.observe.page"],
+    "deploy/metrics-contract.json": ["-m", "inferd.observe.contract"],
     "docs/architectures.md": ["-m", "inferd.cli.reference", "architectures"],
     "docs/configuration.md": ["-m", "inferd.cli.reference", "configuration"],
     "docs/dev/experiments.md": ["-m", "tests.experiments.table"],
+    "deploy/prometheus/inferd.rules.yml": ["-m", "inferd", "alerts", "examples/inferd.yaml"],
+    "deploy/grafana/overview.json": ["-m", "inferd.observe.dashboards", "overview"],
+    "deploy/grafana/model.json": ["-m", "inferd.observe.dashboards", "model"],
 }
 
 
