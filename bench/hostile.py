@@ -27,7 +27,7 @@ from bench.grpc_floor import process, write_model
 from bench.hostile_bytes import Attack, flood_attacks, grpc_attacks, http1_floods, http_attacks, strike
 from inferd.config import ServerConfig
 from inferd.events import ignore
-from inferd.gateway.decode import MAX_DECODE_COST
+from inferd.gateway.body.decode_cost import MAX_DECODE_COST
 from inferd.gateway.grpc.rpc import Method
 from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.routes import ROUTES

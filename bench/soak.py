@@ -219,7 +219,7 @@ async def soak(options: argparse.Namespace) -> list[str]:
         print()
         await server.ready()
         await asyncio.sleep(2.0)
-        for name in ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting"):
+        for name in ("inferd_kv_usage_ratio", "inferd_running", "inferd_waiting"):
             value = await metric(server.port, name)
             if value != 0:
                 problems.append(f"{name} is {value} when idle")

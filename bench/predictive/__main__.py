@@ -102,7 +102,7 @@ class Bench:
             models.write_resnet18(self.resnet)
             self.head_bytes = models.binary_body(self.folder / "resnet.bin", [1, 3, 224, 224])
         if "minilm" in only:
-            models.write_minilm(self.minilm)
+            models.write_encoder(self.minilm, models.MINILM)
             models.embedding_body(self.folder / "minilm.json")
 
     def load(self, body: str, path: str, clients: int, seconds: float, *headers: str) -> dict[str, Any]:

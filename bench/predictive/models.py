@@ -87,12 +87,14 @@ def write_resnet18(path: Path) -> None:
     graph.save(path, ["n", 3, 224, 224], 1000)
 
 
-def write_minilm(folder: Path) -> None:
-    """A sentence encoder of all-MiniLM-L6-v2's shape."""
+MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
+
+
+def write_encoder(folder: Path, sizes: dict[str, int]) -> None:
+    """A sentence encoder with random weights."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
     transformers.BertModel(transformers.BertConfig(vocab_size=30522, **sizes)).save_pretrained(folder)
     vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "[PAD]": 3} | {f"word{i}": i + 4 for i in range(2000)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
