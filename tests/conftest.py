@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import HealthCheck, settings
 
+from inferd.cli.version import is_gateway_compiled
+
 # Servers that the tests start and stop inherit what is ignored: a run behind nohup tests the same as any other.
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
@@ -81,6 +83,12 @@ def _redis() -> str:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"postgresql: {_postgres()[1]}", f"redis: {_redis()}"]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("interpreted")
+    if marker is not None and is_gateway_compiled():
+        pytest.skip(f"the gateway is compiled, and the test {marker.args[0]}")
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 _PRESSURE = Path("/proc/pressure/cpu")
+LONGEST_S = 90.0
+"""The longest wait on a machine that is always crowded: less than the limit of a test."""
 
 
 class Stopwatch:
@@ -22,6 +24,10 @@ class Stopwatch:
     def seconds(self) -> float:
         began, crowded_s = self._began
         return time.monotonic() - began - (_crowded_s() - crowded_s)
+
+    def is_past(self, seconds: float) -> bool:
+        """Whether a wait of so many seconds is over."""
+        return self.seconds > seconds or time.monotonic() - self._began[0] > max(seconds, LONGEST_S)
 
 
 def _crowded_s() -> float:

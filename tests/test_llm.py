@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from inferd import clock
+from inferd.answer_form import Regex
 from inferd.errors import InferdError, InvalidRequest
 from inferd.llm import LLM
 from inferd.types import (
@@ -49,7 +50,7 @@ class EchoBackend:
         self.most_together = 0
         self.is_closed = False
 
-    def prepare(self, request: GenerateRequest) -> object:
+    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> object:
         match request.prompt:
             case TextPrompt():
                 text = request.prompt.text
@@ -187,6 +188,20 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm: LLM, backend: EchoBacke
     with pytest.raises(InvalidRequest, match=r"Prompt 1 of 2: prompt has no tokens"):
         llm.generate(["fine", ""])
     assert backend.left == {}
+
+
+def test_a_constraint_is_asked_of_each_answer(llm: LLM, backend: EchoBackend) -> None:
+    """The engine enforces it; what precedes it in a conversation is reasoning."""
+    constraint = Regex(pattern="[a-z]+", at="constraint")
+    llm.generate(["ab", "c"], constraint=constraint)
+    llm.chat([{"role": "user", "content": "d"}], constraint=constraint)
+    assert "".join(llm.stream("e", constraint=constraint)) == "e"
+    llm.generate("f")
+    forms = [
+        (request.form.constraint, request.form.splits_reasoning) for request in backend.seen.values() if request.form
+    ]
+    assert forms == [(constraint, False), (constraint, False), (constraint, True), (constraint, False)]
+    assert len(backend.seen) == 5
 
 
 def test_one_failure_leaves_the_others_unharmed(llm: LLM) -> None:

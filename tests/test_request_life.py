@@ -12,30 +12,35 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 import httpx
+import pytest
 from tests.worker.watching import children, is_running, until_now
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "request-life.md"
 _ROW: Final = re.compile(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", re.MULTILINE)
 
-# Writes the first call of each function of inferd while the file's one byte is not zero. It is mapped, so that looking
-# costs little, and so that the worker, which has its own environment, sees it as well.
+# Writes the first call of each function of inferd in each phase; the file's one byte is the number of the phase, and
+# nothing is written in phase 0. It is mapped, so that looking costs little, and so that the worker, which has its own
+# environment, sees it as well.
 _TRACER: Final = """
 import mmap, os, sys, threading, time
 with open({flag!r}, "r+b") as file:
-    is_on = mmap.mmap(file.fileno(), 1)
+    phase = mmap.mmap(file.fileno(), 1)
 out = os.open({out!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 seen = set()
 def trace(frame, event, argument):
-    if event == "call" and is_on[0]:
-        code = frame.f_code
-        if code not in seen:
-            seen.add(code)
+    if event == "call" and phase[0]:
+        code, now = frame.f_code, phase[0]
+        if (now, code) not in seen:
+            seen.add((now, code))
             if {package!r} in code.co_filename:
-                os.write(out, f"{{time.monotonic_ns()}} {{code.co_filename}} {{code.co_name}}\\n".encode())
+                line = f"{{time.monotonic_ns()}} {{now}} {{code.co_filename}} {{code.co_name}}\\n"
+                os.write(out, line.encode())
 threading.setprofile(trace)
 sys.setprofile(trace)
 """
+IDLE: Final = 1
+REQUEST: Final = 2
 
 
 class Call(NamedTuple):
@@ -46,10 +51,17 @@ class Call(NamedTuple):
     function: str
 
 
-def traced_calls(folder: Path) -> list[Call]:
-    """The first calls that one streamed chat causes in the gateway and the worker, in their order."""
+class Calls(NamedTuple):
+    """The first calls in each phase, in their order."""
+
+    idle: list[Call]
+    request: list[Call]
+
+
+def traced_calls(folder: Path) -> Calls:
+    """What a server calls while it has no request, and what it calls while it answers one streamed chat."""
     flag, out = folder / "flag", folder / "calls"
-    flag.write_bytes(b"\0")
+    flag.write_bytes(bytes(1))
     package = "/inferd/"
     (folder / "sitecustomize.py").write_text(_TRACER.format(flag=str(flag), out=str(out), package=package), "utf-8")
     log = folder / "log"
@@ -64,21 +76,25 @@ def traced_calls(folder: Path) -> list[Call]:
         (url,) = re.findall(r"http://\S+", ready)
         stream_chat(url)  # what is done once for a process is no part of a request's life
         until_now(lambda: b"/v1/chat/completions" in log.read_bytes(), "that request is over")
-        switch(flag, b"\1")
+        switch(flag, IDLE)
+        # The alerts are checked every five seconds, and all other regular work is more frequent.
+        until_now(lambda: b"/observe/live/alerts.py check\n" in out.read_bytes(), "all regular work was done", 60)
+        switch(flag, REQUEST)
         stream_chat(url)
         until_now(lambda: b" http_line\n" in out.read_bytes(), "the request's line is written")
-        switch(flag, b"\0")
+        switch(flag, 0)
         time.sleep(0.1)  # for a call that is just being written
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
         until_now(lambda: not any(is_running(pid) for pid in workers), "the workers are gone", 10)
-    calls = []
+    calls = Calls([], [])
     for line in out.read_text("utf-8").splitlines():
-        at, rest = line.split(" ", 1)
+        at, phase, rest = line.split(" ", 2)
         path, function = rest.rsplit(" ", 1)
-        calls.append(Call(int(at), path.rpartition(package)[2], function))
-    return sorted(calls)
+        found = calls.idle if int(phase) == IDLE else calls.request
+        found.append(Call(int(at), path.rpartition(package)[2], function))
+    return Calls(sorted(calls.idle), sorted(calls.request))
 
 
 def start(folder: Path, stderr: IO[bytes]) -> subprocess.Popen[str]:
@@ -91,25 +107,26 @@ def start(folder: Path, stderr: IO[bytes]) -> subprocess.Popen[str]:
     )
 
 
-def switch(flag: Path, value: bytes) -> None:
+def switch(flag: Path, phase: int) -> None:
     with flag.open("r+b") as file:  # not truncated, for it is mapped
-        file.write(value)
+        file.write(bytes([phase]))
 
 
 def stream_chat(url: str) -> None:
     messages = [{"role": "user", "content": "Hello"}]
-    # Long enough that the first piece is sent before the last one is computed, on a busy machine too.
-    body = {"model": "demo", "messages": messages, "stream": True, "max_tokens": 300, "ignore_eos": True}
+    # Seconds long, so that the gateway sends the first piece before the last one is computed, on a busy machine too.
+    body = {"model": "demo", "messages": messages, "stream": True, "max_tokens": 1500, "ignore_eos": True}
     with httpx.stream("POST", url + "/v1/chat/completions", json=body, timeout=60) as answer:
         lines = [line for line in answer.iter_lines() if line]
     assert answer.status_code == 200
     assert lines[-1] == "data: [DONE]"
 
 
+@pytest.mark.interpreted("follows the frames of Python functions")
 def test_the_page_names_the_files_in_the_order_in_which_a_request_runs_them(tmp_path: Path) -> None:
     calls = traced_calls(tmp_path)
     first: dict[tuple[str, str], int] = {}
-    for call in calls:
+    for call in calls.request:
         first.setdefault((call.file, call.function), call.at)
     rows = _ROW.findall(PAGE.read_text("utf-8"))
     assert len(rows) > 20
@@ -119,5 +136,6 @@ def test_the_page_names_the_files_in_the_order_in_which_a_request_runs_them(tmp_
     said = re.search(r"These are (\d+) files. In all, at most (\d+) modules", PAGE.read_text("utf-8"))
     assert said is not None
     assert len({file for file, _ in rows}) == int(said[1])
-    files = {call.file for call in calls}
+    idle = {(call.file, call.function) for call in calls.idle}
+    files = {file for file, function in first if (file, function) not in idle}
     assert len(files) <= int(said[2]), sorted(files)

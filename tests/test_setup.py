@@ -151,6 +151,7 @@ def test_an_index_that_hangs_is_left_alone(checkout: Path, sent: bytes) -> None:
         thread.join()
         held[0].close()
     assert words == ["torch"]
+    assert f"{address} did not answer within 2 s" in said
     assert "from where pip is configured to look" in said
 
 

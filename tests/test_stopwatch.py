@@ -22,5 +22,10 @@ def test_what_is_waited_counts_but_for_the_time_in_which_processors_were_missing
     assert watch.seconds == 3.0
     pressure.write_text("some avg10=98.93 avg60=97.87 avg300=82.50 total=7500000\nfull avg10=0.00 total=7\n")
     assert watch.seconds == 0.5
+    assert (watch.is_past(0.4), watch.is_past(0.6)) == (True, False)
+    now += 100.0
+    pressure.write_text("some avg10=98.93 avg60=97.87 avg300=82.50 total=107500000\n")
+    assert watch.seconds == 0.5
+    assert watch.is_past(0.6), "a wait has an end, however crowded the machine is"
     pressure.unlink()
     assert Stopwatch().seconds == 0.0

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import Request as HttpRequest
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -21,9 +23,14 @@ from tests.tiny_server import TINY_WORKER, unknown
 
 from inferd.app.control_socket import open_control_socket
 from inferd.app.root import MAX_FILES, Ready, ServeOptions, Site, run
-from inferd.config import Config
+from inferd.config import CacheConfig, Config, ModelCacheConfig
 from inferd.errors import ConfigError, InferdError, ModelLoadError, Unavailable
+from inferd.events import ignore
+from inferd.gateway.console.parts import Console
 from inferd.observe import Observer
+from inferd.observe.devices import Devices
+from inferd.observe.payloads.log import PayloadLog
+from inferd.rollout.rollouts import Rollouts
 from inferd.router.router import Router
 from inferd.tenancy.control import Control
 
@@ -110,6 +117,40 @@ def test_a_server_that_has_left_holds_nothing(tmp_path: Path) -> None:
     )
 
 
+def test_a_server_that_has_left_holds_no_connection_to_its_cache(tmp_path: Path) -> None:
+    pytest.importorskip("redis", reason="the package redis is not installed")
+    from tests.cache.test_redis_cache import BINARY, Server
+
+    if BINARY is None:
+        pytest.skip("neither redis-server nor valkey-server is installed")
+    wanted = config(tmp_path, free_port())
+    cached = msgspec.structs.replace(wanted.models["tiny"], cache=ModelCacheConfig(enabled=True))
+    server = Server(tmp_path)
+    wanted = msgspec.structs.replace(wanted, models={"tiny": cached}, cache=CacheConfig(url=server.url))
+    found: list[str | None] = []
+
+    def ask(address: str) -> None:
+        try:
+            for _ in range(2):
+                body = b'{"model": "tiny", "prompt": "hello", "temperature": 0}'
+                head = {"content-type": "application/json"}
+                with urlopen(HttpRequest(f"{address}/v1/completions", body, head), timeout=30) as answer:
+                    found.append(answer.headers["x-inferd-cache"])
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_ready(ready: Ready) -> None:
+        threading.Thread(target=ask, args=(ready.address,)).start()
+
+    try:
+        before = held(tmp_path)
+        assert run(wanted, ServeOptions(on_ready=on_ready, command=TINY_WORKER, plan=unknown)) == 0
+        assert found == ["miss", "hit"]
+        assert held(tmp_path) == before
+    finally:
+        server.stop()
+
+
 def test_a_server_raises_its_limit_of_open_files_and_lowers_none(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
@@ -138,6 +179,18 @@ def refused(wanted: Config, kind: type[InferdError], part: str) -> None:
         """The port is free again."""
 
 
+def ignored(plans: object, splits: object) -> None:
+    """Takes a division of units."""
+
+
+async def loaded(entry: str) -> None:
+    """Loads a version."""
+
+
+async def recorded(name: str, change: object) -> None:
+    """Takes a change of a rollout."""
+
+
 def test_a_configuration_that_is_not_adopted_leaves_no_gauges_of_its_models(tmp_path: Path) -> None:
     before = config(tmp_path, 0)
     after = msgspec.structs.replace(before, models={**before.models, "another": before.models["tiny"]})
@@ -146,8 +199,12 @@ def test_a_configuration_that_is_not_adopted_leaves_no_gauges_of_its_models(tmp_
     async def adopt() -> None:
         router = Router(before)
         router.begin_drain()  # a server that leaves adopts nothing
+        payloads = PayloadLog(tmp_path, before.payloads, observer.payload_dropped)
+        control = Control(before)
+        rollouts = Rollouts(control.state, control.presence, bool, loaded, ignore, ignored, recorded)
+        site = Site(before, router, control, observer, Devices(), Console(before), payloads, rollouts)
         with pytest.raises(Unavailable):
-            await Site(before, router, Control(before), observer).adopt(after)
+            await site.adopt(after)
 
     try:
         asyncio.run(adopt())

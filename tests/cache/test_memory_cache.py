@@ -164,7 +164,7 @@ def test_what_is_too_old_gives_its_bytes_back_without_being_asked_for() -> None:
     cache = MemoryCache(CacheConfig(), now)
     run(cache.put(key("a", 0), answer(1000), 1))
     run(cache.put(key("a", 1), answer(1000), 100))
-    now.time = 2.0
+    now.time = 1.0
     run(cache.put(key("b", 0), answer(10), 1))
     assert len(cache) == 2
 

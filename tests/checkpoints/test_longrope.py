@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from tests.predict.encoder.tiny_encoders import VOCABULARY, write_encoder, write_tokenizer
 
 from inferd.checkpoints.architecture import read_config
 from inferd.checkpoints.decoder_config import Source
 from inferd.checkpoints.longrope import Asked, factors_of, factors_text, with_factors
 from inferd.cli.check import examine
-from inferd.config import ModelConfig
-from inferd.engine.load import _fingerprint
+from inferd.config import KVCacheConfig, ModelConfig
+from inferd.engine.load import _fingerprint, create_backend
 from inferd.engine.model.load import load_model
 from inferd.errors import ModelLoadError
 from inferd.planning.memory import plan_model
+from inferd.predict.load import create_backend as create_predictive
+from inferd.registry.source import silent
 
 ORIGINAL, LONGEST = 32, 128  # tokens
 FACTORS = {
@@ -33,7 +37,7 @@ FACTORS = {
 def checkpoint(tmp_path: Path, families: ModuleType) -> tuple[Path, Any]:
     """A model that was made for longer texts than its short factors, and transformers' own of it."""
     lengths = {"original_max_position_embeddings": ORIGINAL, "max_position_embeddings": LONGEST}
-    settings = {"hidden_size": 64, "rope_parameters": FACTORS, **lengths}
+    settings = {"hidden_size": 64, "vocab_size": len(VOCABULARY), "rope_parameters": FACTORS, **lengths}
     families.FAMILIES["longrope"] = ("Phi3Config", "Phi3ForCausalLM", settings)
     try:
         return tmp_path, families.write_checkpoint("longrope", tmp_path)
@@ -117,3 +121,31 @@ def test_the_check_tells_which_factors_are_used_and_how_long_texts_may_be(checkp
     short = plan_model("m", ModelConfig(source=str(folder), rope_factors="short"))
     assert short is not None
     assert (short.max_model_len, short.rope_factors) == (ORIGINAL, "")
+
+
+TOLD = "LongRoPE's long factors are used for texts of every length"
+
+
+def test_the_factors_are_told_when_a_model_is_loaded(
+    checkpoint: tuple[Path, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = checkpoint
+    write_tokenizer(folder)
+    config = ModelConfig(source=str(folder), dtype="float32", device="cpu", kv_cache=KVCacheConfig(num_blocks=16))
+    with caplog.at_level(logging.INFO):
+        create_backend("m", config, silent)
+    assert TOLD in caplog.text
+
+
+def test_the_factors_of_a_text_encoder_are_told_at_load_and_by_the_check(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths = {"original_max_position_embeddings": ORIGINAL, "max_position_embeddings": LONGEST}
+    write_encoder(tmp_path, "Phi3Model", hidden_size=32, rope_parameters=FACTORS, **lengths)
+    config = ModelConfig(source=str(tmp_path), task="embed", device="cpu", threads=1)
+    with caplog.at_level(logging.INFO):
+        create_predictive("m", config, silent)
+    assert TOLD in caplog.text
+    plan = plan_model("m", config)
+    assert plan is not None
+    assert TOLD in plan.rope_factors

@@ -94,6 +94,23 @@ def test_the_plan_is_a_table_of_bytes(tmp_path: Path, capsys: pytest.CaptureFixt
     (row,) = [line for line in shown.splitlines() if line.split()[:1] == ["m"]]
     assert "64.0 MiB" in row
     assert f"{path} is good" in " ".join(shown.split())
+    assert "Tool calls and reasoning of m: hermes (calls <tool_call>; from the chat template)" in " ".join(
+        shown.split()
+    )
+
+
+def test_a_notation_that_is_not_parsed_back_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text(
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<|tool_call|>"
+        '[{"name": "{{ c.function.name | upper }}", "x": {{ c.function.arguments | tojson }}}] as a JSON list zq_tool'
+        "{% endfor %}{% endfor %}"
+    )
+    path = written(tmp_path, f"models: {{m: {{source: demo, chat_template: {template}}}}}\n")
+    assert main(["check", str(path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert "MISMATCH" in report["answer_formats"]["m"]
+    assert any(warning.startswith("models.m: a call") for warning in report["warnings"])
 
 
 def test_the_plan_of_eighty_columns_cuts_nothing(
@@ -209,6 +226,13 @@ def test_remote_servers_are_asked_only_when_told_to(tmp_path: Path, monkeypatch:
     assert "refuses the API key (status 401)" in report.problems[0]
     assert "is not well (status 500)" in report.problems[1]
     assert "does not answer" in report.problems[2]
+
+
+def test_a_rollout_with_one_replica_of_each_version_is_warned_of(tmp_path: Path) -> None:
+    text = "models: {m: {source: demo, version: '1', rollout: {stable: 1, new: 2}}, m@2: {source: demo, version: '2'}}"
+    report = examine(str(written(tmp_path, text)), probe=False)
+    assert report.ok
+    assert any(warning.startswith("models.m.replicas: each of the two versions") for warning in report.warnings)
 
 
 def test_a_key_that_would_travel_unencrypted_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,16 +91,31 @@ def test_the_lines_of_readme_and_guide_are_answered_as_they_say(
             for path, body, said in told_by_the_guide():
                 answer = client.post(path, json=body).json()
                 assert rounded(answer) == rounded(said)
-            messages = [{"role": "user", "content": "What is inferd?"}]
-            request: dict[str, object] = {"model": "demo", "messages": messages, "max_tokens": 8}
-            assert client.post("/v1/chat/completions", json=request).status_code == 200
+        run_as_written(README, found[0])
         assert main(["predict", "digits", "--input", str(ROOT / "examples" / "seven.png"), "--url", found[0]]) == 0
-        shown, page = capsys.readouterr().out, README.read_text(encoding="utf-8")
+        shown, page = capsys.readouterr().out, GUIDE.read_text(encoding="utf-8")
         for line in shown.splitlines()[1:8]:
             assert re.sub(r"\d\.\d+", "", line.rstrip()) in re.sub(r"\d\.\d+", "", page)
     finally:
         process.terminate()
         process.communicate(timeout=30)
+
+
+def run_as_written(page: Path, address: str) -> None:
+    """The page's lines of curl, and its blocks of Python as one program, which prints what their comments say."""
+    text = page.read_text(encoding="utf-8").replace("http://127.0.0.1:8000", address)
+    curls = [block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if block.startswith("curl ")]
+    for block in curls:
+        answer = subprocess.run(["bash", "-c", block], capture_output=True, text=True, timeout=60, check=True).stdout
+        assert "inferd" in json.loads(answer)["choices"][0]["message"]["content"]
+    program = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    said = re.findall(r"^print\(.*\)  # (.+)$", program, re.MULTILINE)
+    answer, *_ = ran.stdout.splitlines()
+    assert "inferd" in answer
+    assert ran.stdout.endswith("\n".join([*said, ""]))
+    assert (len(curls), len(said)) == (1, 3)
 
 
 def told_by_the_guide() -> list[tuple[str, object, object]]:

@@ -24,16 +24,25 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 MARGIN: Final = 8.0
 SPECIAL: Final = ("<|end|>", "<|system|>", "<|user|>", "<|tool|>", "<|assistant|>", "<|call|>", "<|answer|>")
 HELLO: Final = ("Hello", " from", " a", " scripted", " model.")
-CALL: Final = ("<tool_call>\n", '{"name": "get_weather", ', '"arguments": {"city": "Paris"}}', "\n</tool_call>")
+# Where a grammar forces text, only its usual spelling is allowed: each forced part is one phrase.
+CALL: Final = (
+    "<tool_call>\n",
+    '{"name": "get_weather", "arguments": {',
+    '"city": "Paris"}}',
+    "\n</tool_call>",
+)
 ANSWER: Final = ("It is", " sunny", " in Paris.")
 EMOJI: Final = "~😀"  # the bytes of a character are tokens of their own: a stream may not show half of one
 CYCLES: Final = ("abcdefghijklmnopqrstuvwxyz", "0123456789", EMOJI)
 
 _TEMPLATE: Final = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}{% if messages[-1].role == 'tool' %}<|answer|>"
     "{% elif tools %}<|call|>{% else %}<|assistant|>{% endif %}{% endif %}"
 )
+_REASONING: Final = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
 _TOKENS: Final = len(SPECIAL) + 256 + len(HELLO) + len(CALL) + len(ANSWER)
 
 SURE: Final = MARGIN - math.log(math.exp(MARGIN) + _TOKENS - 1)
@@ -42,9 +51,14 @@ ELSE: Final = SURE - MARGIN
 """The log-probability of each other token."""
 
 
-def write_scripted_model(folder: Path, *, max_positions: int = 65536) -> Path:
-    """The checkpoint as files in ``folder``: configuration, weights (float32, 0.8 MB), tokenizer, template."""
-    ids = _write_tokenizer(folder)
+def write_scripted_model(folder: Path, *, max_positions: int = 65536, reasons: bool = False) -> Path:
+    """The checkpoint as files in ``folder``: configuration, weights (float32, 0.8 MB), tokenizer, template.
+
+    ``reasons``: the template also has a notation of reasoning, in ``<think>``.
+    """
+    ids = _write_tokenizer(
+        folder, _TEMPLATE.replace("{{ m.content", _REASONING + "{{ m.content") if reasons else _TEMPLATE
+    )
     tensors = _weights(_script(ids), size=len(ids))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = {
@@ -69,7 +83,7 @@ def write_scripted_model(folder: Path, *, max_positions: int = 65536) -> Path:
     return folder
 
 
-def _write_tokenizer(folder: Path) -> dict[str, int]:
+def _write_tokenizer(folder: Path, template: str) -> dict[str, int]:
     """Bytes, and each phrase of the script as one token; all tokens' ids by their text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
@@ -79,7 +93,7 @@ def _write_tokenizer(folder: Path) -> dict[str, int]:
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in (*HELLO, *CALL, *ANSWER)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": "<|end|>", "chat_template": _TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+    settings = {"eos_token": "<|end|>", "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     assert len(ids) == _TOKENS

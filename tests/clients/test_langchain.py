@@ -107,8 +107,15 @@ def test_the_completions_model_invokes_and_streams(server: Server) -> None:
     assert model.batch(["a", "0"]) == ["bcde", "1234"]
 
 
+def test_a_tool_that_must_be_called_is_called(chat: ChatOpenAI) -> None:
+    for choice in ("any", "get_weather"):
+        bound = chat.bind_tools([get_weather], tool_choice=choice, parallel_tool_calls=False)
+        (call,) = bound.invoke("hi").tool_calls
+        assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
+
+
 def test_a_refusal_is_the_sdks_error(chat: ChatOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="tool_choice"):
-        chat.bind_tools([get_weather], tool_choice="any").invoke("hi")
+    with pytest.raises(openai.BadRequestError, match="tools is empty"):
+        chat.bind(tool_choice="required").invoke("hi")
     with pytest.raises(openai.NotFoundError, match="gpt-99"):
         chat.bind(model="gpt-99").invoke("hi")

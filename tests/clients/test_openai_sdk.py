@@ -6,9 +6,9 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import openai
-import pydantic
 import pytest
 from openai.types import Completion, Model
 from openai.types.chat import (
@@ -285,7 +285,7 @@ def test_a_tool_is_called_and_its_result_answered(client: openai.OpenAI) -> None
     (call,) = first.choices[0].message.tool_calls
     assert call.type == "function"
     assert call.function.name == "get_weather"
-    assert call.function.arguments == '{"city":"Paris"}'
+    assert call.function.arguments == '{"city": "Paris"}'
     messages.append(first.choices[0].message.to_dict())  # type: ignore[arg-type]  # as the SDK's examples do
     messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
     second = client.chat.completions.create(model="scripted", messages=messages, tools=[WEATHER], temperature=0)
@@ -300,7 +300,7 @@ def test_a_streamed_tool_call_is_put_together_by_the_sdk(client: openai.OpenAI) 
     assert final.choices[0].message.tool_calls is not None
     (call,) = final.choices[0].message.tool_calls
     assert call.id
-    assert (call.function.name, call.function.arguments) == ("get_weather", '{"city":"Paris"}')
+    assert (call.function.name, call.function.arguments) == ("get_weather", '{"city": "Paris"}')
 
 
 def test_tool_choice_none_answers_in_text(client: openai.OpenAI) -> None:
@@ -377,16 +377,44 @@ def test_a_bad_value_is_a_bad_request_that_names_its_field(
     assert caught.value.request_id
 
 
-def test_what_would_change_the_answer_and_is_not_supported_is_refused(client: openai.OpenAI) -> None:
-    class Person(pydantic.BaseModel):
-        name: str
+def test_a_call_can_be_forced(client: openai.OpenAI) -> None:
+    """The messages end with a tool's result, after which the model would answer in text."""
+    messages: list[Any] = [
+        *ask(),
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+    ]
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        for stream in (False, True):
+            arguments: Any = {
+                "model": "scripted", "messages": messages, "tools": [WEATHER], "tool_choice": choice, "temperature": 0,
+                "max_tokens": 400, "parallel_tool_calls": False,
+            }  # fmt: skip
+            if stream:
+                with client.chat.completions.stream(**arguments) as events:
+                    message = events.get_final_completion().choices[0]
+            else:
+                message = client.chat.completions.create(**arguments).choices[0]
+            assert not message.message.content
+            assert message.message.tool_calls is not None
+            (call,) = message.message.tool_calls
+            assert call.type == "function"
+            assert call.function.name == "get_weather"
 
+
+def test_what_would_change_the_answer_and_is_not_supported_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.parse(model="scripted", messages=ask(), response_format=Person)
-    assert caught.value.param == "response_format"
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="scripted", messages=ask(), tools=[WEATHER], tool_choice="required")
-    assert caught.value.param == "tool_choice"
+        client.chat.completions.create(
+            model="scripted", messages=ask(), tools=[WEATHER], tool_choice={"type": "custom", "custom": {"name": "x"}}
+        )
+    assert caught.value.param == "tool_choice.type"
 
 
 def test_a_passed_deadline_is_a_status_error_408(client: openai.OpenAI) -> None:
@@ -422,7 +450,7 @@ def test_a_request_id_given_is_the_responses_and_the_logs(server: Server, client
 
 
 def kv_is_free(server: Server) -> bool:
-    return server.metric("vllm:kv_cache_usage_perc") == 0 and server.metric("inferd_kv_blocks", state="used") == 0
+    return server.metric("inferd_kv_usage_ratio") == 0 and server.metric("inferd_kv_blocks", state="used") == 0
 
 
 def test_closing_a_stream_cancels_the_request_and_frees_its_blocks(server: Server, client: openai.OpenAI) -> None:

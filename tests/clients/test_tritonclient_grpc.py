@@ -392,4 +392,4 @@ def test_grpcs_calls_are_in_the_log_and_the_metrics(served: Served, client: Any)
         "done",
     )
     metrics = httpx.get(f"{served.http}/metrics", timeout=10).text
-    assert 'handler="/inference.GRPCInferenceService/ModelInfer"' in metrics
+    assert re.search(r'inferd_http_requests_total\{[^}]*route="/inference.GRPCInferenceService/ModelInfer"', metrics)

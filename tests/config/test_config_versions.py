@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.config import Config, ModelConfig, VersionsConfig, load_config
-from inferd.config.versions import base_of, entry_drawn, entry_named, names_of_entries, versions_of
+from inferd.config.versions import base_of, draw, entry_named, names_of_entries, versions_of
 from inferd.errors import ConfigError
 from inferd.tenancy.principal import Principal
 
@@ -136,19 +136,23 @@ def test_a_user_gets_the_same_version_again_and_never_one_without_a_share(
     }
     share = dict(zip(entries, weights, strict=True))
     for unit in units:
-        drawn = entry_drawn(models, "digits", unit)
-        assert drawn == entry_drawn(models, "digits", unit)
+        found = draw(models, "digits", unit)
+        drawn = found.entry
+        assert found == draw(models, "digits", unit)
+        assert found.was_free
         assert share[drawn] > 0
-        assert entry_drawn(models, drawn, unit) == drawn or drawn == "digits", "a version's own name is not shared out"
-        able = entry_drawn(models, "digits", unit, lambda entry: entry != "digits")
-        assert able != "digits" or not share["digits@1"] + share["digits@2"]
+        assert draw(models, drawn, unit).entry == drawn or drawn == "digits", "a version's own name is not shared out"
+        able = draw(models, "digits", unit, lambda entry: entry != "digits")
+        others = share["digits@1"] + share["digits@2"]
+        assert able.entry != "digits" or not others
+        assert able.was_free == (not share["digits"] or not others), "no version with a share was left out"
 
 
 def test_shares_are_what_the_weights_say_and_a_change_moves_only_the_users_it_must(folder: Path) -> None:
     before, after = weighted(folder, v2=90, v10=10).models, weighted(folder, v2=70, v10=30).models
     units = [str(number) for number in range(4000)]
-    first = [entry_drawn(before, "digits", unit) for unit in units]
-    second = [entry_drawn(after, "digits", unit) for unit in units]
+    first = [draw(before, "digits", unit).entry for unit in units]
+    second = [draw(after, "digits", unit).entry for unit in units]
     assert 3540 < first.count("digits@2") < 3660, "within four standard deviations"
     assert 2680 < second.count("digits@2") < 2920
     assert {pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]} == {("digits@2", "digits")}
@@ -157,7 +161,7 @@ def test_shares_are_what_the_weights_say_and_a_change_moves_only_the_users_it_mu
 def test_versions_that_can_serve_keep_their_proportions_where_another_one_cannot(folder: Path) -> None:
     models = weighted(folder, v1=60, v2=20, v10=20).models
     units = [str(number) for number in range(4000)]
-    drawn = [entry_drawn(models, "digits", unit, lambda entry: entry != "digits@1") for unit in units]
+    drawn = [draw(models, "digits", unit, lambda entry: entry != "digits@1").entry for unit in units]
     assert set(drawn) == {"digits@2", "digits"}
     assert 1874 < drawn.count("digits@2") < 2126, "half of them, within four standard deviations"
 

@@ -36,7 +36,7 @@ def broken_remote_streams_end_silently() -> None:
     from inferd.types import End, Relayed
 
     def end(self: Answer, error: Exception) -> None:
-        self._listener.relayed(Relayed(self._id, end=End("done", self.usage)))
+        self.relayed(Relayed(self._id, end=End("done", self.usage)))
 
     Answer._break = end  # type: ignore[method-assign]
 
@@ -61,7 +61,7 @@ def every_request_asks_the_database() -> None:
 
 
 def lines_are_written_at_once() -> None:
-    from inferd.observe.logs import LineWriter
+    from inferd.worker.line_writer import LineWriter
 
     LineWriter.write = lambda self, line: print(line, file=sys.stderr, flush=True)  # type: ignore[method-assign]
 
@@ -82,10 +82,10 @@ _OPEN: list[object] = []
 
 
 def knobs_have_no_ranges() -> None:
-    from inferd.gateway.openai import sampling
+    from inferd.gateway import limits
 
-    for name in sampling.RANGES:
-        sampling.RANGES[name] = sampling.Range(-math.inf, math.inf)
+    for name in limits.RANGES:
+        limits.RANGES[name] = limits.Range(-math.inf, math.inf)
 
 
 DEFECTS: dict[str, Break] = {

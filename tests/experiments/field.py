@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 
 from tests.experiments.books import Page, Tally, Vitals
 from tests.experiments.client import JSON, Client
+from tests.stopwatch import Stopwatch
 from tests.worker.watching import children, is_running, until_now
 
 SCRIPT = Path(__file__).resolve().parent / "serve_tiny.py"
@@ -36,7 +38,9 @@ class Server:
         defects: tuple[str, ...],
         env: Mapping[str, str],
         log: IO[bytes] | None = None,
+        has_session: bool = False,
     ) -> None:
+        """``has_session``: the processes are in a session of their own, which the kernel schedules as a group."""
         self.folder = folder
         self.file = folder / "inferd.yaml"
         self.config: JSON = {
@@ -46,7 +50,8 @@ class Server:
         }
         self.config.setdefault("models", {"tiny": {"source": "tiny"}})
         self.write(self.config)
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - read after the process too
+        weakref.finalize(self, self._log.close)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("INFERD_")}
         self.process = subprocess.Popen(
             [sys.executable, str(SCRIPT), str(self.file), *defects],
@@ -54,6 +59,7 @@ class Server:
             stderr=self._log if log is None else log,
             text=True,
             env={**clean, "PYTHONPATH": os.pathsep.join(sys.path), **env},
+            start_new_session=has_session,
         )
         self.tally = Tally()
         self.workers: set[int] = set()
@@ -125,17 +131,17 @@ class Server:
 
     def end(self, number: signal.Signals = signal.SIGTERM, seconds: float = 30.0) -> tuple[int, float]:
         """Send a signal and wait: the exit code, and how long it took."""
-        began = time.monotonic()
+        began = Stopwatch()
         self.worker_pids()
         self.process.send_signal(number)
-        return self.ended(seconds), time.monotonic() - began
+        return self.ended(seconds), began.seconds
 
     def ended(self, seconds: float = 30.0) -> int:
         """The exit code of a server that is leaving. It may leave no worker behind."""
-        try:
-            code = self.process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the server did not exit within {seconds} s") from None
+        until_now(lambda: self.process.poll() is not None, f"the server did not exit within {seconds} s", seconds)
+        code = self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         until_now(lambda: not any(map(is_running, self.workers)), "I3: a worker outlived its server", 10)
         return code
 
@@ -144,16 +150,16 @@ class Server:
 
     def until(self, condition: Callable[[], bool], what: str, seconds: float = 20.0) -> float:
         """Wait for something outside this process; how long it took."""
-        began = time.monotonic()
+        began = Stopwatch()
         until_now(condition, what, seconds)
-        return time.monotonic() - began
+        return began.seconds
 
     def check(self) -> None:
         """The invariants, once the server is idle."""
         until_now(self.is_ready, "I8: ready again after the experiment", 30)
         problems = self._unbalanced()
-        deadline = time.monotonic() + 5.0
-        while problems and time.monotonic() < deadline:
+        watch = Stopwatch()
+        while problems and not watch.is_past(5.0):
             time.sleep(0.05)  # gauges and processes that are on their way
             problems = self._unbalanced()
         problems += self.tally.wrong

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from tests.experiments.catalogue import experiment
 from tests.experiments.client import Answer, head
 from tests.experiments.field import Field
+from tests.stopwatch import Stopwatch
 
 PACE_S = 0.005
 TOKENS = 5
@@ -26,11 +27,11 @@ def open_loop(rate: float, seconds: float, ask: Callable[[], Answer]) -> list[tu
     results: list[tuple[int, float]] = []
 
     def one() -> None:
-        began = time.monotonic()
+        began = Stopwatch()
         status = 0
         with contextlib.suppress(OSError):
             status = ask().status
-        results.append((status, time.monotonic() - began))
+        results.append((status, began.seconds))
 
     began = time.monotonic()
     threads: list[threading.Thread] = []

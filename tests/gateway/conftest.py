@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from inferd.router.direct_prediction import DirectPrediction
 from inferd.router.replicas.replica import LocalReplica
+from inferd.router.ticket import Ticket
 
 
 @pytest.fixture
-def sent_directly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ids of the requests that took the direct path to a worker."""
+def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the requests that were sent to a worker."""
     ids: list[str] = []
-    send = DirectPrediction.send
+    dispatch = LocalReplica.dispatch
 
-    def noted(direct: DirectPrediction, slot: Any, request: Any, class_number: int, now: float) -> None:
-        ids.append(request.id)
-        send(direct, slot, request, class_number, now)
+    def noted(replica: LocalReplica, ticket: Ticket) -> None:
+        ids.append(ticket.request.id)
+        dispatch(replica, ticket)
 
-    monkeypatch.setattr(DirectPrediction, "send", noted)
+    monkeypatch.setattr(LocalReplica, "dispatch", noted)
     return ids
 
 

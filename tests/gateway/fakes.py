@@ -8,19 +8,24 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import httpx
 import msgspec
 import uvloop
 
 from inferd.config import Config, ModelConfig, ServerConfig
-from inferd.errors import InferdError, InvalidRequest, ModelNotFound, Unauthenticated
+from inferd.errors import InferdError, InvalidRequest, ModelNotFound, StateUnavailable, Unauthenticated
 from inferd.events import Event, HttpServed
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
 from inferd.gateway.server import create_app
-from inferd.gateway.upstream import Item, ModelState
+from inferd.gateway.upstream import ModelState
 from inferd.http.listener import HttpServer
+from inferd.observe import MetricsPage
+from inferd.observe.startup import LoadReport, Phase, StartReport, StartupReport
+from inferd.rollout.machine import Command, Progress
+from inferd.rollout.rollouts import RolloutReport
+from inferd.state.audit import AuditEntry
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, check_not_stronger, check_spec
 from inferd.tenancy.principal import Principal
 from inferd.types import (
@@ -28,6 +33,7 @@ from inferd.types import (
     Delta,
     End,
     GenerateRequest,
+    Item,
     ModelInfo,
     Output,
     Prediction,
@@ -36,6 +42,7 @@ from inferd.types import (
     Relay,
     Relayed,
     Request,
+    Sink,
     TextPrompt,
     Timings,
     TokenLogprob,
@@ -43,6 +50,8 @@ from inferd.types import (
     TopLogprob,
     Usage,
 )
+
+TURNS: Final = 4  # of the event loop, in which a reader takes an item
 
 
 class FakeStatus(msgspec.Struct):
@@ -78,20 +87,18 @@ def info(name: str) -> ModelInfo:
 
 
 class FakeStream:
-    """Outputs that a test put there; ``closed`` says whether the gateway let go.
+    """A request that was submitted, whose items a test puts; ``closed`` says whether the gateway let go.
 
-    As the router's do, it comes to an end in any case: one that is closed is cancelled, having cost ``usage``.
+    As the router's do, it comes to an end in any case: one that is cancelled has cost ``usage``.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, sink: Sink) -> None:
         self.given = request
         self.closed = threading.Event()
         self.usage = Usage()
         self.end: End | None = None
+        self._sink = sink
         self._tell: Callable[[], None] | None = None
-        self._queue: asyncio.Queue[Item | InferdError | None] = asyncio.Queue()
-        self._ended = False
-        self._sink: Callable[[Item], None] | None = None
 
     @property
     def request(self) -> GenerateRequest:
@@ -101,39 +108,31 @@ class FakeStream:
     def put(self, item: Item | InferdError | None) -> None:
         if self.end is not None:
             return
-        self.end = item.end if isinstance(item, Output | Relayed) else End("failed", self.usage)
-        if self._sink is None:
-            self._queue.put_nowait(item)
-        elif isinstance(item, Output | Relayed):
-            self._sink(item)
+        if item is None:
+            return
+        if isinstance(item, InferdError):
+            item = Output(self.given.id, (), None, End("failed", self.usage, failure=item.to_failure()))
+        self.end = item.end
+        self._sink.deliver(item)
         if self.end is not None and self._tell is not None:
             self._tell()
 
-    def when_over(self, tell: Callable[[], None]) -> None:
+    def say(self, items: Sequence[Item | InferdError | None]) -> None:
+        """Put the items one after the other, none before the caller is back; a reader that is not slow sees each alone."""
+
+        def after(turns: int, position: int) -> None:
+            if turns:
+                loop.call_soon(after, turns - 1, position)
+            elif position < len(items):
+                self.put(items[position])
+                after(TURNS, position + 1)
+
+        loop = asyncio.get_running_loop()
+        after(1, 0)
+
+    def when_over(self, listener: Callable[[], None]) -> None:
         assert self.end is None
-        self._tell = tell
-
-    def __aiter__(self) -> FakeStream:
-        return self
-
-    async def __anext__(self) -> Item:
-        if self._ended:
-            raise StopAsyncIteration
-        item = await self._queue.get()
-        if item is None:
-            raise StopAsyncIteration
-        if isinstance(item, InferdError):
-            self._ended = True
-            raise item
-        self._ended = item.end is not None
-        return item
-
-    def attach(self, sink: Callable[[Item], None]) -> None:
-        self._sink = sink
-        while not self._queue.empty():
-            item = self._queue.get_nowait()
-            if isinstance(item, Output | Relayed):
-                sink(item)
+        self._tell = listener
 
     def pause(self) -> None:
         pass
@@ -141,7 +140,7 @@ class FakeStream:
     def resume(self) -> None:
         pass
 
-    def close(self) -> None:
+    def cancel(self) -> None:
         self.put(Output(self.given.id, (), None, End("cancelled", self.usage)))
         self.closed.set()
 
@@ -220,30 +219,24 @@ class FakeRouter:
     def last(self) -> GenerateRequest:
         return self.streams[-1].request
 
-    def submit(self, request: Request, relay: Relay | None = None) -> FakeStream:
+    def submit(self, request: Request, sink: Sink, relay: Relay | None = None) -> FakeStream:
         if self.refusal is not None:
             raise self.refusal
-        stream = FakeStream(request)
+        stream = FakeStream(request, sink)
         self.streams.append(stream)
         self.relays.append(relay)
+        items: Sequence[Item | InferdError | None] = ()
         if relay is not None and self.relay_script is not None:
-            for relayed in self.relay_script(request, relay):
-                stream.put(relayed)
+            items = self.relay_script(request, relay)
         elif isinstance(request, PredictRequest):
             end = End("done", timings=Timings(dispatched=0.001, scheduled=0.002, first_token=0.003, finished=0.004))
-            stream.put(Output(request.id, end=end, prediction=self.prediction))
+            items = [Output(request.id, end=end, prediction=self.prediction)]
         elif self.script is not None:
             assert isinstance(request, GenerateRequest)
-            for item in self.script(request):
-                stream.put(item)
+            items = self.script(request)
+        stream.say(items)
         self.submitted.release()
         return stream
-
-    def find_prediction_slot(self, model: str, class_number: int, now: float) -> None:
-        """There is no direct path through a fake."""
-
-    def find_relay_slot(self, model: str, now: float, tenant: str, body: bytes) -> None:
-        """There is no direct path through a fake."""
 
     async def check(self, requests: list[GenerateRequest]) -> None:
         self.checked.append(len(requests))
@@ -307,6 +300,9 @@ class FakeDoor:
         if token is None or token not in self.keys:
             raise Unauthenticated("A valid API key is needed; send it as 'Authorization: Bearer KEY'.")
         return self.keys[token]
+
+    def holder(self, key_id: str) -> Principal | None:
+        return next((principal for principal in self.keys.values() if principal.key_id == key_id), None)
 
     def admit(
         self, principal: Principal, request_id: str, model: str, *, prompt_tokens: int, max_tokens: int
@@ -374,11 +370,67 @@ def _expiry(spec: KeySpec) -> float | None:
     return None if spec.expires_in_s is None else time.time() + spec.expires_in_s
 
 
+class FakeAuditor:
+    """An audit log in memory with room for ``room`` lines."""
+
+    def __init__(self, room: int = 1_000_000) -> None:
+        self.room = room
+
+    async def record(self, **line: Any) -> int:
+        if self.room == 0:
+            raise StateUnavailable("No space left on device.", code="audit_unavailable")
+        self.room -= 1
+        return 1
+
+    def note_refused(self, **refusal: Any) -> None:
+        """Refusals are in no line."""
+
+    async def entries(self, *, before: int | None, limit: int) -> Sequence[AuditEntry]:
+        return []
+
+
+_PHASES = [Phase("spawn", 0.0, 0.5), Phase("weights", 0.5, 1.0)]
+STARTUP = StartupReport(
+    gateway=StartReport(begun_at=1.0, seconds=0.5, is_over=True, phases=[Phase("import", 0.0, 0.5)]),
+    loads=[
+        LoadReport(model="tiny", replica=0, cause="load", restarts=0, begun_at=1.0, seconds=1.5, state="ready",
+                   phases=_PHASES),
+        LoadReport(model="team-b", replica=0, cause="restart", restarts=2, begun_at=1.0, seconds=1.5, state="failed",
+                   reason="No file /secret.", phases=_PHASES),
+    ],
+)  # fmt: skip
+
+
+class FakeRollouts:
+    """Writes down what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def reports(self) -> list[RolloutReport]:
+        return [self._report("tiny"), self._report("other")]
+
+    async def report(self, model: str) -> RolloutReport:
+        return self._report(model)
+
+    async def command(self, model: str, command: Command, actor: str, why: str) -> RolloutReport:
+        self.asked.append(f"{model} {command} {actor}: {why}")
+        return self._report(model)
+
+    def note_bad(self, model: str, request_id: str) -> None:
+        self.asked.append(f"{model} bad {request_id}")
+
+    def _report(self, model: str) -> RolloutReport:
+        progress = Progress(state="running", share=0.05, step=0, reason="so it is")
+        return RolloutReport(model=model, stable="1", new="2", unit="auto", steps=[5.0, 100.0], progress=progress)
+
+
 class FakeControl:
     """Writes down what was asked of it."""
 
     def __init__(self) -> None:
         self.keys = FakeKeys()
+        self.rollouts = FakeRollouts()
         self.asked: list[str] = []
         self.problems: tuple[str, ...] = ()
         self.failed: tuple[str, ...] = ()
@@ -396,6 +448,9 @@ class FakeControl:
             memory_budget_bytes=None,
             models=[self._report("tiny")],
         )
+
+    def startup(self) -> StartupReport:
+        return STARTUP
 
     def drain(self) -> None:
         self.asked.append("drain")
@@ -448,6 +503,10 @@ class Told:
         self.emitted = threading.Semaphore(0)
 
 
+async def fake_metrics(accept: str) -> MetricsPage:
+    return MetricsPage(b"# metrics\n", "text/plain; version=0.0.4; charset=utf-8")
+
+
 class Running(Told):
     """A gateway on a real socket in a thread, and what it told its observer."""
 
@@ -468,7 +527,7 @@ class Running(Told):
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.app = create_app(self.router, self._config, self.emit, **{"metrics": lambda: b"# metrics\n", **self._app})
+        self.app = create_app(self.router, self._config, self.emit, **{"metrics": fake_metrics, **self._app})
         server = self._config.server if isinstance(self._config, Config) else self._config
         server = msgspec.structs.replace(server, port=0)  # the default port may be in use
         self.server = HttpServer(self.app, server, emit=self.emit)

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, Running, post, running
+from tests.gateway.fakes import FakeAuditor, FakeControl, FakeDoor, FakeRouter, Running, post, running
 
 from inferd.config import ServerConfig
 from inferd.gateway.errors import OPENAI_ERRORS
 from inferd.gateway.route import Route
 from inferd.gateway.routes import ROUTES
+from inferd.observe import MetricsPage
 from inferd.tenancy.principal import OPERATOR, Principal, Scope
 
 NOTHING: frozenset[Scope] = frozenset()
@@ -27,7 +28,10 @@ KEYS = {
 BAD = ["sk-never-was", "sk-user2", "SK-USER", "sk-usér", "a" * 5000]
 CLOSED = [route for route in ROUTES if route.scope != "public"]
 OPEN_ONES = {"/health", "/health/ready", "/health/live", "/readyz", "/livez", "/healthz", "/ping"}
-OPEN_ONES |= {"/v2/health/live", "/v2/health/ready"}
+OPEN_ONES |= {"/v2/health/live", "/v2/health/ready", "/api/hello"}
+DOCS = {"/docs"}  # a page without data: it reads the document with the key of its viewer
+SIGN_IN = {"/console", "/console/", "/console/assets/{file}", "/console/session"}  # before there is a key
+OPERATORS = {"/admin/audit"}  # no tenant's key may read them, also not with the scope admin
 BY_SCOPE = {"infer": "sk-user", "models": "sk-user", "metrics": "sk-metrics", "admin": "sk-admin"}
 
 
@@ -41,7 +45,9 @@ def path(route: Route) -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(FakeRouter("a", "b", "team-x"), door=FakeDoor(KEYS), control=FakeControl()) as started:
+    with running(
+        FakeRouter("a", "b", "team-x"), door=FakeDoor(KEYS), control=FakeControl(), audit=FakeAuditor()
+    ) as started:
         yield started
 
 
@@ -51,8 +57,14 @@ def ask(server: Running, method: str, path: str, key: str | None, **headers: Any
     return server.http.request(method, server.url + path, headers=headers)
 
 
+def without_id(answer: Any) -> str:
+    """The body, without the request's id that some dialects have there."""
+    text: str = answer.text
+    return text.replace(answer.headers["x-request-id"], "ID")
+
+
 def test_only_the_probes_are_open() -> None:
-    assert {route.pattern for route in ROUTES if route.scope == "public"} == OPEN_ONES
+    assert {route.pattern for route in ROUTES if route.scope == "public"} == OPEN_ONES | SIGN_IN | DOCS
 
 
 @pytest.mark.parametrize("route", CLOSED, ids=name)
@@ -62,11 +74,11 @@ def test_a_route_wants_a_key_that_has_its_scope(server: Running, route: Route) -
     assert refused.headers["www-authenticate"] == "Bearer"
     for key in BAD:
         again = ask(server, route.method, path(route), key)
-        assert (again.status_code, again.content) == (401, refused.content), key
+        assert (again.status_code, without_id(again)) == (401, without_id(refused)), key
         assert again.headers["www-authenticate"] == "Bearer"
     for key, principal in KEYS.items():
         reply = ask(server, route.method, path(route), key)
-        if principal.may(route.scope):
+        if principal.may(route.scope) and not (principal.tenant and route.pattern in OPERATORS):
             assert reply.status_code not in (401, 403), (key, reply.text)
         else:
             assert reply.status_code == 403, key
@@ -81,7 +93,7 @@ def test_a_route_wants_a_key_that_has_its_scope(server: Running, route: Route) -
 
 def test_probes_need_no_key_and_name_models_only_for_keys_that_may_list_them(server: Running) -> None:
     for route in ROUTES:
-        if route.scope == "public":
+        if route.pattern in OPEN_ONES:
             assert ask(server, "GET", route.pattern, None).status_code == 200
             assert ask(server, "GET", route.pattern, "sk-wrong").status_code == 200
     assert ask(server, "GET", "/health", None).json() == {"status": "ready", "models": {}}
@@ -187,9 +199,11 @@ def test_numbers_are_the_whole_server_s_for_each_key_that_may_read_them(path: st
         key: Principal(key_id=key, tenant=key, scopes=frozenset((scope,)), models=("a",))
         for key, scope in scopes.items()
     }
-    with running(
-        FakeRouter("a", "b"), door=FakeDoor(keys), metrics=lambda: b'x{model="a"} 1\nx{model="b"} 2\n'
-    ) as server:
+
+    async def metrics(accept: str) -> MetricsPage:
+        return MetricsPage(b'x{model="a"} 1\nx{model="b"} 2\n', "text/plain")
+
+    with running(FakeRouter("a", "b"), door=FakeDoor(keys), metrics=metrics) as server:
         pages = {key: ask(server, "GET", path, key) for key in keys}
     assert {key: page.status_code for key, page in pages.items()} == {
         "sk-metrics": 200,

@@ -15,7 +15,7 @@ from tests.stopwatch import Stopwatch
 
 from inferd.config import ServerConfig
 from inferd.errors import InvalidRequest
-from inferd.gateway.decode import decode, may_repeat_keys
+from inferd.gateway.body.decode import decode, may_repeat_keys
 from inferd.gateway.openai.wire import ChatRequest, CompletionRequest, chat_decoder, completion_decoder
 
 HI = [{"role": "user", "content": "hi"}]
@@ -100,8 +100,10 @@ def test_every_knob_at_every_hostile_value_is_refused_or_handled_quickly(
         ("truncate_prompt_tokens", 0), ("truncation_side", "right"), ("cache_salt", ""), ("cache_salt", "x" * 1025),
         ("request_id", "a b"), ("prompt", ""), ("prompt", []), ("prompt", [[]]), ("prompt", ["a", 1]), ("prompt", [1, [2]]),
         ("prompt", [-1]), ("prompt", [2**31]), ("prompt", [2**63]), ("prompt", ["x"] * 257), ("prompt", {}), ("prompt", None),
-        ("stream_options", {"include_usage": True}), ("response_format", {"type": "json_object"}), ("suffix", "x"),
-        ("guided_json", {"type": "object"}), ("structured_outputs", {"regex": "a"}), ("prompt_embeds", "AAAA"),
+        ("stream_options", {"include_usage": True}), ("response_format", {"type": "json"}), ("suffix", "x"),
+        ("guided_json", "{"), ("structured_outputs", {"regex": "a", "json_object": True}), ("prompt_embeds", "AAAA"),
+        ("guided_choice", []), ("guided_regex", ""), ("structured_outputs", {"disable_additional_properties": True}),
+        ("structural_tag", {"triggers": ["x"]}), ("structural_tag", "["), ("grammar", ""), ("structured_outputs", {"choice": [""]}),
     ],
 )  # fmt: skip
 def test_a_value_outside_its_limits_is_named(server: Running, field: str, value: object) -> None:
@@ -126,7 +128,8 @@ def test_a_value_outside_its_limits_is_named(server: Running, field: str, value:
         ("messages", [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}], "messages[0].tool_calls"),
         ("audio", {"voice": "alloy"}, "audio"),
         ("modalities", ["text", "audio"], "modalities"),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "response_format"),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}, "response_format.json_schema"),
+        ("response_format", {"type": "structural_tag", "format": {"type": "x"}}, "response_format.format"),
         ("tool_choice", "required", "tool_choice"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}, "tool_choice"),
         ("functions", [{"name": "f"}], "functions"),

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.errors import InvalidRequest
-from inferd.gateway import decode as decoding
-from inferd.gateway.decode import MAX_DECODE_COST, check_decode_cost, decode
-from inferd.gateway.kserve import outline as pieces
+from inferd.gateway.body import decode_cost
+from inferd.gateway.body.decode import decode
+from inferd.gateway.body.decode_cost import MAX_DECODE_COST, check_decode_cost
+from inferd.gateway.kserve import outline as outlines
 from inferd.gateway.openai.wire import chat_decoder, completion_decoder
 
 texts = st.text(st.sampled_from('a,:[]{}"\\\n\u00e9')) | st.text()
@@ -37,8 +38,8 @@ def weight_of(value: object) -> int:
 def test_strings_have_no_weight_but_their_own_wherever_a_body_is_cut(value: object, size: int) -> None:
     body = json.dumps(value, ensure_ascii=False).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_BYTES", size)
-        found = decoding._weight(body)
+        patch.setattr(decode_cost, "PIECE_BYTES", size)
+        found = decode_cost._weight(body)
     assert weight_of(value) <= found <= weight_of(value) + len(body) // size + 1
 
 
@@ -87,23 +88,23 @@ def test_an_outline_lacks_what_is_nested_deeper_wherever_a_body_is_cut(
 ) -> None:
     body = json.dumps(value, ensure_ascii=False, indent=indent).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_BYTES", size)
-        found = pieces.outline(body, levels)
+        patch.setattr(decode_cost, "PIECE_BYTES", size)
+        found = outlines.outline(body, levels)
     assert json.loads(found) == pruned(value, levels)
 
 
 def test_a_body_of_many_small_inputs_has_an_outline_and_one_of_nothing_else_is_refused() -> None:
     tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [[0.5, 1.5]]}
     body = json.dumps({"inputs": [tensor] * 10_000, "parameters": {"priority": 1}}).encode()
-    assert json.loads(pieces.outline(body, 2)) == {"inputs": [{}] * 10_000, "parameters": {"priority": 1}}
+    assert json.loads(outlines.outline(body, 2)) == {"inputs": [{}] * 10_000, "parameters": {"priority": 1}}
     with pytest.raises(InvalidRequest) as refused:
-        pieces.outline(b'{"inputs":[' + b"[]," * 1_000_000 + b"[]]}", 2)
+        outlines.outline(b'{"inputs":[' + b"[]," * 1_000_000 + b"[]]}", 2)
     assert refused.value.code == "too_many_values"
 
 
 @given(st.text("ab", max_size=30), st.text("ab", min_size=1, max_size=4), st.integers(1, 8))
 def test_a_word_is_found_wherever_a_body_is_cut(body: str, word: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "_SEARCHED_BYTES", size)
-        found = pieces.contains(body.encode(), word.encode())
+        patch.setattr(outlines, "_SEARCHED_BYTES", size)
+        found = outlines.contains(body.encode(), word.encode())
     assert found == (word in body)

@@ -9,7 +9,7 @@ import pytest
 from tests.gateway.fakes import FakeDoor, FakeRouter, Running, post, running
 
 from inferd.config import Config, ModelConfig, ServerConfig
-from inferd.gateway import relay
+from inferd.gateway.openai import relay
 from inferd.gateway.route import Route
 from inferd.gateway.routes import ROUTES
 from inferd.tenancy.principal import Principal

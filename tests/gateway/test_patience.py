@@ -15,6 +15,7 @@ from tests.stopwatch import Stopwatch
 
 from inferd.config import ServerConfig
 from inferd.errors import Unavailable
+from inferd.events import HttpServed
 from inferd.tenancy.principal import LOCAL
 from inferd.types import Delta, End, GenerateRequest, Output, PromptReport, Usage
 
@@ -46,7 +47,7 @@ def read_until(connection: socket.socket, mark: bytes) -> bytes:
 
 @pytest.fixture
 def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    monkeypatch.setattr("inferd.gateway.answer.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("inferd.gateway.generation.sse.HEARTBEAT_S", 0.05)
     router = FakeRouter()
     router.script = None
     router.statuses[0].replicas_ready = 0
@@ -224,3 +225,31 @@ def test_a_reader_that_is_only_slow_gets_everything() -> None:
                 assert piece, len(received)
                 received += piece
         assert received.count(b"x" * 100_000) == 40
+
+
+def test_a_call_tells_how_long_its_reader_kept_it_waiting() -> None:
+    with running(config=ServerConfig(port=0, grace_s=1, send_timeout_s=10)) as server:
+        server.router.script = lambda request: flood(request)[60:]
+        with connect(server) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            connection.sendall(head(CHAT))
+            assert server.router.submitted.acquire(timeout=10)
+            time.sleep(0.3)  # the answer waits meanwhile
+            received = b""
+            while not received.endswith(b"0\r\n\r\n"):
+                piece = connection.recv(1 << 20)
+                assert piece, len(received)
+                received += piece
+        assert server.emitted.acquire(timeout=10)
+        server.router.script = FakeRouter().script
+        assert post(server, "/v1/completions", {"prompt": "x"}).status_code == 200
+        assert server.emitted.acquire(timeout=10)
+        slow, quick = (event for event in server.events if isinstance(event, HttpServed))
+        assert 0.2 < slow.blocked_s <= slow.duration_s
+        assert quick.blocked_s == 0.0
+        for event in (slow, quick):
+            assert event.received_s is not None
+            assert event.submitted_s is not None
+            assert 0 <= event.received_s <= event.submitted_s <= event.duration_s
+            assert event.end is not None
+            assert event.started_at > 0

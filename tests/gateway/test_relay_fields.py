@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferd.config import Config, ModelConfig, RemoteConfig
-from inferd.gateway.relay_fields import remote_models
+from inferd.gateway.openai.relay_fields import remote_models
 
 URL = "http://127.0.0.1:9/v1"
 

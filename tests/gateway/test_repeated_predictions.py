@@ -16,7 +16,7 @@ from inferd.cache.memory import MemoryCache
 from inferd.config import CacheConfig, Config, ModelCacheConfig, ModelConfig
 from inferd.errors import Overloaded
 from inferd.tenancy.idempotency import IdempotencyStore
-from inferd.types import End, Prediction, Relay, Relayed, RelayHead, Request
+from inferd.types import End, Prediction, Relay, Relayed, RelayHead, Request, Sink
 
 V2 = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
 WAYS: dict[str, tuple[str, Any]] = {
@@ -48,10 +48,10 @@ class CountingRouter(FakeRouter):
             )
         ]
 
-    def submit(self, request: Request, relay: Relay | None = None) -> FakeStream:
+    def submit(self, request: Request, sink: Sink, relay: Relay | None = None) -> FakeStream:
         headers = (("Inference-Header-Content-Length", "7"), ("server-timing", "q;dur=1"))
         self.prediction = Prediction(b'{"n":%d}' % len(self.streams), headers=headers)
-        return super().submit(request, relay)
+        return super().submit(request, sink, relay)
 
 
 def config(*, is_cached: bool) -> Config:

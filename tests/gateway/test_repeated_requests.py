@@ -310,7 +310,7 @@ def test_a_client_that_leaves_does_not_end_the_waiting_requests(server: Running)
             leader.sendall(request("/v1/completions", json.dumps(body).encode(), "authorization: Bearer sk-a"))
             assert server.router.submitted.acquire(timeout=10)
             waiting = pool.submit(ask, server, body)
-            (flight,) = server.app._context.flights.values()
+            (flight,) = server.app.context.flights.values()
             wait_for(lambda: bool(flight._callbacks))  # a request waits for it
         assert server.router.streams[0].closed.wait(10)
         server.put(server.router.streams[0], Output("x", (), None, End("cancelled")))

@@ -7,20 +7,35 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.gateway.fakes import FakeRouter, FakeStatus, Running, info, post, running, sse
+from tests.gateway.fakes import FakeRouter, FakeStatus, Running, info, post, running, sse, words
 from tests.gateway.openai.test_text_requests import PATHS, text_model
 
 from inferd.errors import WorkerDied
 from inferd.gateway.routes import ROUTES
 from inferd.tenancy.idempotency import IdempotencyStore
-from inferd.types import Delta, GenerateRequest, Output, PromptReport, TensorSpec
+from inferd.types import Delta, End, GenerateRequest, Output, PromptReport, TensorSpec, Usage
 
 TENSORS = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 TEXT = {"text_input": "Hi"}
-NOT_COMPUTING = {"/tokenize", "/detokenize"}  # they cost no tokens, and answer the same without a key
+NOT_COMPUTING = {
+    "/tokenize",
+    "/detokenize",
+    "/v1/messages/count_tokens",
+    "/v1/responses/compact",
+    "/v1/responses/input_tokens",
+    "/v1/responses/{response_id}/cancel",
+    "/v1/conversations",
+    "/v1/conversations/{conversation_id}",
+    "/v1/conversations/{conversation_id}/items",
+}  # they cost no tokens, and answer the same without a key
 
 COMPUTING: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/chat/completions": ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}),
+    "/v1/responses": ("/v1/responses", {"model": "tiny", "input": "a"}),
+    "/v1/messages": (
+        "/v1/messages",
+        {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}]},
+    ),
     "/v1/completions": ("/v1/completions", {"model": "tiny", "prompt": "a"}),
     "/v2/models/{model}/infer": ("/v2/models/digits/infer", TENSORS),
     "/v2/models/{model}/versions/{version}/infer": ("/v2/models/digits/versions/1/infer", TENSORS),
@@ -30,6 +45,10 @@ COMPUTING: dict[str, tuple[str, dict[str, Any]]] = {
     "/v2/models/{model}/versions/{version}/generate_stream": ("/v2/models/tiny/versions/1/generate_stream", TEXT),
     "/v1/models/{model}:predict": ("/v1/models/digits:predict", {"instances": [[1, 2]]}),
     "/invocations": ("/invocations", {"inputs": [[1, 2]]}),
+    "/v1/decisions": (
+        "/v1/decisions",
+        {"model": "tiny", "input": "a", "questions": [{"type": "predicate", "instructions": "It is late."}]},
+    ),
     **{
         path: (path, {**body, "model": "classes" if path in ("/classify", "/predict") else "vectors"})
         for path, (_, body) in PATHS.items()
@@ -37,11 +56,20 @@ COMPUTING: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def says_or_scores(request: GenerateRequest) -> list[Output]:
+    """Three tokens, or a score of each answer where answers are given."""
+    if not request.answer_sets:
+        return list(words("Hello", " world", "!")(request))  # type: ignore[arg-type]
+    report = PromptReport(3, scores=tuple([(0.0,) * len(one.answers) for one in request.answer_sets]))
+    return [Output(request.id, (Delta(0, finish_reason="length"),), report, End("done", Usage(3, 0, 0)))]
+
+
 class Models(FakeRouter):
     """A model that writes, one that takes tensors and two that take texts."""
 
     def __init__(self) -> None:
         super().__init__("tiny")
+        self.script = says_or_scores
         known = msgspec.structs.replace(
             info("digits"),
             kind="predict",

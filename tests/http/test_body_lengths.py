@@ -9,17 +9,15 @@ import pytest
 from inferd.errors import InvalidRequest
 from inferd.gateway.call import Call, read_body
 from inferd.gateway.errors import BodyTooLarge
-from inferd.http.asgi import Message
+from inferd.http.head import RequestHead
 
 
 def read(length: bytes, body: bytes) -> bytes:
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
+    class Sent(Call):
+        async def read(self) -> tuple[bytes, bool]:
+            return body, True
 
-    async def send(message: Message) -> None:
-        raise AssertionError
-
-    call = Call({"method": "POST", "path": "/", "headers": [(b"content-length", length)]}, receive, send, 0.0)
+    call = Sent(RequestHead("POST", b"/", [(b"content-length", length)], "1.1"), 0.0)
     return asyncio.run(read_body(call, max_bytes=10, timeout_s=5))
 
 

@@ -19,19 +19,29 @@ import pytest
 import uvloop
 from tests.app.test_replaced_files import inferd
 from tests.certificates import made_certificate
+from tests.gateway.grpc.messages import asking
 from tests.gateway.grpc.running import unary
-from tests.gateway.grpc.test_direct_infer import asking
-from tests.gateway.test_direct_predictions import MODEL
+from tests.gateway.twice import MODEL
 from tests.predict.live import serving
 
 from inferd.app.change import needs_restart
 from inferd.config import Config, ServerConfig, TlsConfig
-from inferd.errors import ConfigError
-from inferd.http.asgi import Receive, Scope, Send
+from inferd.errors import ConfigError, InferdError
+from inferd.http.exchange import Exchange
 from inferd.http.listener import HttpServer
 from inferd.http.tls import Tls, certificate_of
 
 LARGE = [float(number % 100) for number in range(40_000)]
+
+
+class ResponseWriter:
+    """Answers each request at once."""
+
+    def serve(self, exchange: Exchange) -> None:
+        exchange.answer(200, (), b"ok")
+
+    def refuse(self, exchange: Exchange, error: InferdError) -> None:
+        raise AssertionError(error)
 
 
 def question(values: list[float]) -> dict[str, object]:
@@ -178,13 +188,9 @@ def test_a_connection_above_the_limit_gets_the_refusal_over_tls_as_well(
     trusting = ssl.create_default_context(cafile=str(certificate))
     trusting.set_alpn_protocols(["h2", "http/1.1"])
 
-    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
     async def main() -> None:
         config = ServerConfig(port=0, max_connections=1)
-        async with HttpServer(answering, config, tls=Tls(found).listening("http/1.1")).running() as server:
+        async with HttpServer(ResponseWriter(), config, tls=Tls(found).listening("http/1.1")).running() as server:
             reader, first = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusting)
             assert first.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
             first.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")

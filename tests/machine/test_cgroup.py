@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inferd.machine.cgroup import cores_allowed, groups_around, memory_left
+from inferd.machine.cgroup import cores_allowed, groups_around, memory_left, memory_limit
 
 
 def group(folder: Path, **files: str) -> Path:
@@ -37,6 +37,15 @@ def test_the_least_memory_limit_counts_and_cached_files_are_no_use_of_it(tmp_pat
     assert memory_left([without]) == 100
     full = group(tmp_path / "full", memory_max="1000", memory_current="1200")
     assert memory_left([full]) == 0
+
+
+def test_the_limit_of_the_memory_is_the_least_around_the_process(tmp_path: Path) -> None:
+    inner = group(tmp_path / "a" / "b", memory_max="max")
+    middle = group(tmp_path / "a", memory_max="1000")
+    outer = group(tmp_path, memory_max="9000")
+    assert memory_limit([inner, middle, outer]) == 1000
+    assert memory_limit([inner, outer]) == 9000
+    assert memory_limit([inner, tmp_path / "none"]) is None
 
 
 def test_the_least_cpu_limit_counts(tmp_path: Path) -> None:

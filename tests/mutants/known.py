@@ -74,8 +74,8 @@ KNOWN: Final = (
     Known(
         "a remote server's refusal is replayed for its Idempotency-Key",
         "gateway/idempotency.py",
-        "if answer.status == 200:",
-        "if answer.status < 500:",
+        "if response.status == 200:",
+        "if response.status < 500:",
         ("tests/remote/test_relays.py",),
     ),
     Known(
@@ -88,8 +88,8 @@ KNOWN: Final = (
     Known(
         "a stop string ends an answer below min_tokens",
         "engine/generation.py",
-        "self._say(self.detokenizer.push(token_id), may_stop)",
-        "self._say(self.detokenizer.push(token_id), True)",
+        "self._say(text, may_stop)",
+        "self._say(text, True)",
         ("tests/engine/test_engine.py",),
     ),
     Known(

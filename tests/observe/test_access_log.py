@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from inferd.events import HttpServed, ReplicaChanged
 from inferd.observe import Observer
-from inferd.observe.logs import LineWriter, http_line, replica_line
+from inferd.observe.logs import http_line, replica_line
 from inferd.types import Timings, Usage
-from inferd.worker.log_lines import timestamp
+from inferd.worker.line_writer import LineWriter, StreamTarget
+from inferd.worker.timestamp import timestamp
 
 
 def served(request_id: str = "req-1", **changes: Any) -> HttpServed:
@@ -89,7 +90,7 @@ def test_no_access_log_writes_no_request_line() -> None:
     observer.close()
     assert stream.getvalue() == ""
     assert (
-        b'inferd_http_requests_total{method="POST",route="/v1/chat/completions",status="200"} 1.0'
+        b'inferd_http_requests_total{method="POST",route="/v1/chat/completions",status="200"} 1'
         in observer.render_metrics()
     )
 
@@ -112,9 +113,11 @@ def test_a_reader_that_stops_reading_blocks_no_emit_and_dropped_lines_are_counte
         observer.close()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         reader.join()
-    lines = b"".join(received).splitlines()
-    assert len(lines) == 20_000 - dropped
-    assert all(json.loads(line)["request_id"] == "req-1" for line in lines)
+    lines = [json.loads(line) for line in b"".join(received).splitlines()]
+    assert sum(line["lines"] for line in lines if line["event"] == "lines_dropped") == dropped
+    kept = [line for line in lines if line["event"] == "http"]
+    assert len(kept) == 20_000 - dropped
+    assert all(line["request_id"] == "req-1" for line in kept)
 
 
 def _read_all(fd: int, received: list[bytes]) -> None:
@@ -128,7 +131,7 @@ def test_a_reader_that_is_gone_is_no_failure() -> None:
     os.close(reading)
     dropped = []
     with os.fdopen(writing, "w") as stream:
-        log = LineWriter(stream, lambda: dropped.append(1))
+        log = LineWriter(StreamTarget(stream), lambda: dropped.append(1))
         log.write("one")
         log.close()
     assert dropped == [1]
@@ -136,7 +139,7 @@ def test_a_reader_that_is_gone_is_no_failure() -> None:
 
 def test_a_line_after_closing_is_counted_as_dropped() -> None:
     stream, dropped = io.StringIO(), []
-    log = LineWriter(stream, lambda: dropped.append(1))
+    log = LineWriter(StreamTarget(stream), lambda: dropped.append(1))
     log.write("kept")
     log.close()
     log.close()
@@ -159,9 +162,9 @@ def test_a_line_that_comes_while_the_writer_falls_asleep_is_written(monkeypatch:
     stream, dropped = Recorded(), []
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda _: None)
-        log = LineWriter(stream, lambda: dropped.append(1))
+        log = LineWriter(StreamTarget(stream), lambda: dropped.append(1))
     log._wake = Falling()
-    log._thread.start()
+    log._writing.start()
     assert stream.is_written.wait(10)
     log.write("later")
     log.close()

@@ -37,8 +37,8 @@ def test_the_distribution_of_batch_sizes_is_told_and_what_padding_cost(observer:
     for event in (batch(1), batch(3, padded=5), batch(64, decoded_s=0.5)):
         observer.emit(event)
     found = series(observer)
-    assert found['inferd_batch_rows_bucket{le="2.0",model="m",replica="0"}'] == 1
-    assert found['inferd_batch_rows_bucket{le="4.0",model="m",replica="0"}'] == 2
+    assert found['inferd_batch_rows_bucket{model="m",replica="0",le="2.0"}'] == 1
+    assert found['inferd_batch_rows_bucket{model="m",replica="0",le="4.0"}'] == 2
     assert found['inferd_batch_rows_sum{model="m",replica="0"}'] == 68
     assert found['inferd_batch_seconds_count{model="m",replica="0"}'] == 3
     assert found['inferd_padded_rows_total{model="m",replica="0"}'] == 5

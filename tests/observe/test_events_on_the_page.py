@@ -21,6 +21,8 @@ from inferd.events import (
     RequestRefused,
     Retried,
     StateChanged,
+    StoredCounted,
+    StoredDropped,
 )
 from inferd.observe import Observer
 from inferd.types import StepParts, Timings, Usage
@@ -42,6 +44,8 @@ def page(observer: Observer) -> dict[str, float]:
     found: dict[str, float] = {}
     for (name, labels), value in samples(observer).items():
         own = dict(labels)
+        if name.startswith("inferd_memory_"):  # what the system reports, whatever the server does
+            continue
         if name.startswith("inferd_") and not name.endswith(("_bucket", "_created")) and "quantile" not in own:
             words = [own[label] for label in sorted(own) if label not in _OF_EVERY_SERIES]
             found[" ".join((name.removeprefix("inferd_").removesuffix("_total"), *words))] = value
@@ -225,7 +229,7 @@ TOLD: dict[str, tuple[tuple[Event, ...], dict[str, float]]] = {
         },
     ),
     "the parts of a step": (
-        (step(step_sequences=1, parts=StepParts(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)),),
+        (step(step_sequences=1, parts=StepParts(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)),),
         {
             "step_tokens_count": 1,
             "step_sequences_count": 1,
@@ -233,12 +237,13 @@ TOLD: dict[str, tuple[tuple[Event, ...], dict[str, float]]] = {
             "step_seconds_count": 1,
             "step_part_seconds schedule": 1,
             "step_part_seconds speculate": 2,
-            "step_part_seconds batch": 3,
-            "step_part_seconds forward": 4,
-            "step_part_seconds logits": 5,
-            "step_part_seconds sample": 6,
-            "step_part_seconds text": 7,
-            "step_part_seconds send": 8,
+            "step_part_seconds masks": 3,
+            "step_part_seconds batch": 4,
+            "step_part_seconds forward": 5,
+            "step_part_seconds logits": 6,
+            "step_part_seconds sample": 7,
+            "step_part_seconds text": 8,
+            "step_part_seconds send": 9,
         },
     ),
     "batch": (
@@ -365,6 +370,18 @@ TOLD: dict[str, tuple[tuple[Event, ...], dict[str, float]]] = {
     ),
     "database away": ((StateChanged(available=False),), {"state_available": 0, "state_outages": 1}),
     "database back": ((StateChanged(available=False), StateChanged(available=True)), {"state_available": 1}),
+    "stored": (
+        (StoredCounted(num_bytes=900, num_responses=3, num_conversations=2, num_tenants=2, most_used=0.25),),
+        {
+            "stored_bytes": 900,
+            "stored_entries response": 3,
+            "stored_entries conversation": 2,
+            "stored_tenants": 2,
+            "stored_most_used_ratio": 0.25,
+        },
+    ),
+    "beyond the bytes of a tenant": ((StoredDropped(reason="bytes", count=2),), {"stored_dropped bytes": 2}),
+    "too old": ((StoredDropped(reason="age", count=5),), {"stored_dropped age": 5}),
     "turned away": ((ClientTurnedAway(),), {"http_connections_refused": 1}),
     "loading": ((LoadProgress(model="tiny", replica=0, phase="weights", done=1, total=2),), {}),
     "served": (

@@ -35,7 +35,11 @@ def an_observer(
     models: dict[str, int] | None = None, clock: Callable[[], float] | None = None, stream: io.StringIO | None = None
 ) -> Observer:
     return Observer(
-        models=models or {"tiny": 1}, stream=stream or io.StringIO(), now=clock or Clock(), wall=lambda: 0.0
+        models=models or {"tiny": 1},
+        aliases=("vllm", "triton", "fastapi"),
+        stream=stream or io.StringIO(),
+        now=clock or Clock(),
+        wall=lambda: 0.0,
     )
 
 
@@ -302,7 +306,7 @@ def test_a_model_that_is_added_is_on_the_page_as_if_it_had_been_there_from_the_b
         return sorted(line for line in lines if 'model="new"' in line)
 
     later = an_observer({"tiny": 1})
-    later.configure({"tiny": 1, "new": 2}, access_log=False)
+    later.configure({"tiny": 1, "new": 2}, access_log=False, aliases=("vllm", "triton", "fastapi"))
     found = page(later)
     assert found
     assert found == page(an_observer({"new": 2}))

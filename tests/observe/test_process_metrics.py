@@ -1,4 +1,4 @@
-"""The process's metrics are those of prometheus-client's ProcessCollector, byte for byte."""
+"""The process's metrics are those of prometheus-client's ProcessCollector."""
 
 from __future__ import annotations
 
@@ -14,15 +14,36 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.parser import text_string_to_metric_families
 
 from inferd.observe.process import process_metrics
+from inferd.observe.series import Store
 
 COUNTS = st.integers(0, 1 << 62)
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=15)
 
 
-def theirs(proc: Path) -> bytes:
+Described = dict[tuple[str, str, str], float]
+"""The value of each metric, by its name, its text and its type."""
+
+
+def read(page: bytes) -> Described:
+    return {
+        (family.name, family.documentation, family.type): family.samples[0].value
+        for family in text_string_to_metric_families(page.decode())
+        if family.samples
+    }
+
+
+def theirs(proc: Path) -> Described:
     registry = CollectorRegistry()
     ProcessCollector(proc=str(proc), registry=registry)
-    return generate_latest(registry)
+    return read(generate_latest(registry))
+
+
+def ours(proc: Path = Path("/proc")) -> Described:
+    found = process_metrics(proc)
+    store = Store(found)
+    for metric, value in found.items():
+        store.value(metric).set(value)
+    return read(store.render())
 
 
 def folder(proc: Path, name: str, numbers: list[int], booted: int, num_open: int) -> Path:
@@ -52,36 +73,30 @@ def proc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     booted=st.integers(1, 1 << 40),
     num_open=st.integers(0, 20),
 )
-def test_the_text_is_that_of_prometheus_client(
+def test_the_metrics_are_those_of_prometheus_client(
     proc: Path, name: str, numbers: list[int], booted: int, num_open: int
 ) -> None:
     folder(proc, name, numbers, booted, num_open)
-    assert process_metrics(proc) == theirs(proc)
+    assert ours(proc) == theirs(proc)
 
 
 @pytest.mark.parametrize("gone", [["self/stat"], ["self/fd"], ["self/stat", "self/fd"]])
 def test_a_file_that_cannot_be_read_takes_only_its_own_metrics(proc: Path, gone: list[str]) -> None:
     folder(proc, "inferd", [1] * 30, 7, 3)
-    assert process_metrics(proc).count(b"# TYPE") == 6
+    assert len(ours(proc)) == 6
     for name in gone:
         (proc / name).rename(proc / name.replace("/", "-"))
-    assert process_metrics(proc) == theirs(proc)
-    assert process_metrics(proc).count(b"# TYPE") == 6 - 4 * ("self/stat" in gone) - 2 * ("self/fd" in gone)
+    assert ours(proc) == theirs(proc)
+    assert len(ours(proc)) == 6 - 4 * ("self/stat" in gone) - 2 * ("self/fd" in gone)
 
 
 def test_a_system_without_proc_has_none(tmp_path: Path) -> None:
-    assert process_metrics(tmp_path / "none") == theirs(tmp_path / "none") == b""
+    assert ours(tmp_path / "none") == theirs(tmp_path / "none") == {}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_this_process_is_described_as_prometheus_client_describes_it() -> None:
-    before, found, after = (
-        {
-            (family.name, family.documentation, family.type): family.samples[0].value
-            for family in text_string_to_metric_families(text.decode())
-        }
-        for text in (theirs(Path("/proc")), process_metrics(), theirs(Path("/proc")))
-    )
+    before, found, after = theirs(Path("/proc")), ours(), theirs(Path("/proc"))
     assert list(found) == list(before) == list(after)
     for (name, _, _), low, value, high in zip(found, before.values(), found.values(), after.values(), strict=True):
         if name in ("process_start_time_seconds", "process_max_fds", "process_open_fds", "process_cpu_seconds"):

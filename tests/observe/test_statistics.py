@@ -22,7 +22,7 @@ def ended(outcome: str = "done", timings: Timings = DONE, **more: object) -> Req
 
 def test_a_request_s_time_is_shared_out_among_its_stages() -> None:
     statistics = Statistics()
-    statistics.ended([ended(), ended()], wall=12.5)
+    statistics.ended("m", [ended(), ended()], wall=12.5)
     tally = statistics.of("m")
     assert (tally.success.count, tally.success.ns) == (2, 1_500_000_000)
     assert (tally.compute_input.count, tally.compute_input.ns) == (2, 200_000_000)
@@ -34,7 +34,9 @@ def test_a_request_s_time_is_shared_out_among_its_stages() -> None:
 
 def test_what_failed_is_counted_apart() -> None:
     statistics = Statistics()
-    statistics.ended([ended("failed"), ended("cancelled", Timings(finished=0.5)), ended("refused", Timings())], 1.0)
+    statistics.ended(
+        "m", [ended("failed"), ended("cancelled", Timings(finished=0.5)), ended("refused", Timings())], 1.0
+    )
     tally = statistics.of("m")
     assert (tally.fail.count, tally.fail.ns) == (3, 1_250_000_000)
     assert (tally.success.count, tally.queue.count) == (0, 0)
@@ -42,7 +44,7 @@ def test_what_failed_is_counted_apart() -> None:
 
 def test_of_a_text_every_token_was_computed() -> None:
     statistics = Statistics()
-    statistics.ended([ended(usage=Usage(3, 5))], 1.0)
+    statistics.ended("m", [ended(usage=Usage(3, 5))], 1.0)
     tally = statistics.of("m")
     assert (tally.inference_count, tally.compute_infer.ns, tally.compute_output.ns) == (1, 250_000_000, 0)
 
@@ -76,7 +78,7 @@ def test_the_cache_s_hits_and_misses_are_counted_and_its_stores_are_not() -> Non
 def test_every_request_is_counted_once(outcomes: list[str]) -> None:
     statistics = Statistics()
     for outcome in outcomes:
-        statistics.ended([ended(outcome)], 1.0)
+        statistics.ended("m", [ended(outcome)], 1.0)
     tally = statistics.of("m")
     assert tally.success.count + tally.fail.count == len(outcomes)
     assert tally.success.count == outcomes.count("done") == tally.compute_infer.count

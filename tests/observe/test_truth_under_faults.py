@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.worker.watching import Witness, ask, outputs_of, serving, until, worker_pid
 
 from inferd.observe import Observer
+from inferd.router.stream import open_stream
 from inferd.types import Output, Relayed
 
 
@@ -52,26 +53,26 @@ def test_what_was_answered_is_what_was_counted_though_a_worker_was_killed() -> N
         async with serving() as (router, witness):
             scraper = Scraper(witness)
             answers: list[list[Output | Relayed]] = [
-                list(await outputs_of(router.submit(ask(name=f"done-{i}", max_tokens=3)))) for i in range(3)
+                list(await outputs_of(open_stream(router, ask(name=f"done-{i}", max_tokens=3)))) for i in range(3)
             ]
             scraper.scrape()
             assert scraper.sum("inferd_requests_total", outcome="done") == 3
 
-            left = router.submit(ask("pace=0.01", name="left", max_tokens=1000))
+            left = open_stream(router, ask("pace=0.01", name="left", max_tokens=1000))
             await anext(left)
             left.close()
             answers.append([o async for o in left])
 
-            broken = router.submit(ask("pace=0.01", name="broken", max_tokens=1000))
+            broken = open_stream(router, ask("pace=0.01", name="broken", max_tokens=1000))
             first = await anext(broken)
             os.kill(worker_pid(router), signal.SIGKILL)
             answers.append([first, *[o async for o in broken]])
             scraper.scrape()
             assert scraper.sum("inferd_replica_faults_total", fault="died") == 1
-            assert scraper.sum("vllm:num_requests_running") == 0
+            assert scraper.sum("inferd_running") == 0
 
             await until(lambda: router.models()[0].replicas_ready == 1, "the replica is back")
-            answers.append(list(await outputs_of(router.submit(ask(name="after", max_tokens=3)))))
+            answers.append(list(await outputs_of(open_stream(router, ask(name="after", max_tokens=3)))))
             await asyncio.sleep(0)  # the last QueueChanged is told at the end of the turn
             scraper.scrape()
 
@@ -81,7 +82,7 @@ def test_what_was_answered_is_what_was_counted_though_a_worker_was_killed() -> N
             assert outcomes == {"done": 4, "cancelled": 1, "failed": 1, "refused": 0}
             assert scraper.sum("inferd_errors_total", kind="worker_died") == 1
             assert scraper.sum("inferd_prompt_tokens_total") == sum(usage_of(a)[0] for a in answers)
-            assert scraper.sum("vllm:generation_tokens_total") == sum(usage_of(a)[1] for a in answers)
+            assert scraper.sum("inferd_generation_tokens_total") == sum(usage_of(a)[1] for a in answers)
             assert scraper.sum("inferd_replica_restarts_total") == 1
             assert scraper.sum("inferd_replica_state", state="ready") == 1
             assert scraper.sum("inferd_queue_waiting") == scraper.sum("inferd_in_flight") == 0

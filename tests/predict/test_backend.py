@@ -186,6 +186,37 @@ def test_timings_tell_the_stages_in_order() -> None:
     assert (timings.tokenized, timings.scheduled, timings.first_token, timings.finished) == (5.0, 5.0, 5.0, 5.0)
 
 
+def test_the_wait_for_a_batch_is_told_apart_from_the_wait_for_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = now
+
+    def compute(items: Sequence[Item]) -> None:
+        nonlocal at
+        at += 0.5
+
+    monkeypatch.setattr(clock, "now", lambda: at)
+    made = backend(Doubler(on_predict=compute), max_rows=1, max_delay_s=0.1)
+    made.submit(request("first", 1, arrived_at=now), at)
+    at += 0.25  # the loop was busy before it read the second
+    made.submit(request("second", 1, arrived_at=now), at)
+    outputs = made.step(at)[0]
+    at += 0.125
+    outputs += made.step(at)[0]
+    first, second = ends(outputs)["first"].timings, ends(outputs)["second"].timings
+    assert (first.begun, first.scheduled, first.behind_s) == (0.0, 0.25, 0.0)
+    assert (second.begun, second.tokenized, second.scheduled, second.behind_s) == (0.25, 0.25, 0.875, 0.5)
+    assert second.finished == 1.375
+
+
+def test_a_failed_or_cancelled_request_keeps_the_times_of_its_stages() -> None:
+    made = backend(mode="static")
+    made.submit(request("bad", BAD, arrived_at=now - 2), now)
+    made.submit(request("gone", 1, arrived_at=now - 3), now)
+    made.cancel("gone")
+    found = ends([*made.step(now)[0], *made.halt(now)])
+    assert found["gone"].timings.tokenized == 3.0
+    assert found["bad"].timings.tokenized == 2.0
+
+
 def test_statistics_tell_the_rows_of_each_batch() -> None:
     made = backend()
     made.submit(request("a", 1, 2), now)

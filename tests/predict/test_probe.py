@@ -93,6 +93,13 @@ def test_a_model_is_tried_with_rows_of_its_contract() -> None:
     assert max(seen) == 32
 
 
+def test_a_model_of_two_rows_is_tried_with_one_and_with_both() -> None:
+    contract = msgspec.structs.replace(CONTRACT, max_batch_size=2)
+    found = probe(Stacked(contract, lambda inputs: {"y": inputs["x"]}), 2)
+    assert found is not None
+    assert [rows for rows, _ in found.seconds] == [1, 2]
+
+
 def test_a_size_that_takes_more_than_a_quarter_of_the_memory_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = [0]
 
@@ -111,8 +118,11 @@ def test_a_size_that_takes_more_than_a_quarter_of_the_memory_is_not_used(monkeyp
     "changed",
     [
         {"inputs": (TensorSpec("x", "FP32", (-1, -1)),)},
+        {"inputs": (*CONTRACT.inputs, TensorSpec("other", "FP32", (-1, -1)))},
         {"max_batch_size": 0},
+        {"max_batch_size": 1},
         {"is_stateful": True},
+        {"is_decoupled": True},
         {"any_rank": ("x",)},
     ],
 )

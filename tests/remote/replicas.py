@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+from tests.router.tickets import Nowhere
 
 from inferd import clock
 from inferd.config import RemoteConfig
@@ -16,7 +17,6 @@ from inferd.errors import InferdError
 from inferd.events import Event
 from inferd.router.replicas.remote_replica import RemoteReplica
 from inferd.router.replicas.replica import Replica
-from inferd.router.stream import Stream
 from inferd.router.ticket import Ticket
 from inferd.types import End, Output, Relay, Relayed, Request, StepStats
 
@@ -142,7 +142,7 @@ class Bench:
             id=f"r{next(_numbers)}", model="here", idempotent=idempotent, deadline_s=deadline_s, arrived_at=clock.now()
         )
         relay = Relay(path="/chat/completions", body=body, stream=stream, wants_usage=wants_usage, headers=headers)
-        ticket = Ticket(request, Stream(request.id, lambda: None), 0, clock.now() + 60, relay)
+        ticket = Ticket(request, Nowhere(), Nowhere(), 0, clock.now() + 60, relay)
         heard = self.owner.heard[request.id] = Heard(ticket)
         assert self.replica.can_take
         assert self.replica.runs(ticket)
@@ -161,4 +161,4 @@ async def bench(url: str, **settings: Any) -> AsyncIterator[Bench]:
         yield Bench(replica, owner, events)
     finally:
         await replica.stop()
-    assert replica._pool.num_connections == 0
+    assert replica.connections.num_connections == 0

@@ -13,7 +13,8 @@ from tests.worker.watching import ask, outputs_of, serving, text_of, until
 
 from inferd.config import RemoteConfig, RetryConfig
 from inferd.router.replicas.replica import LocalReplica
-from inferd.router.router import Router, Stream
+from inferd.router.router import Router
+from inferd.router.stream import Stream, open_stream
 from inferd.types import Output, Relay, Relayed
 
 RELAY = Relay(path="/chat/completions", body=b'{"model":"tiny","messages":[],"stream":true}', stream=True)
@@ -51,11 +52,11 @@ def test_a_fallback_is_asked_while_the_local_replica_is_away_and_not_while_it_is
             remotes = (RemoteConfig(url=server.url, fallback=True),)
             async with serving(remotes=remotes) as (router, witness):
                 await until(lambda: router.models()[0].replicas_ready == 2, "both replicas are ready")
-                items = await items_of(router.submit(ask(name="here"), RELAY))
+                items = await items_of(open_stream(router, ask(name="here"), RELAY))
                 assert text_of([item for item in items if isinstance(item, Output)]) == letters(4)
                 assert server.talks == []
                 gate = tmp_path / "gate"
-                waiting = router.submit(ask(f"gate={gate}", name="waiting"), RELAY)
+                waiting = open_stream(router, ask(f"gate={gate}", name="waiting"), RELAY)
                 await until(lambda: router.models()[0].in_flight == 1, "it is in the worker")
                 os.kill(local_pid(router), signal.SIGKILL)
                 assert relayed_of(await items_of(waiting)) == SAID
@@ -84,7 +85,7 @@ def test_the_first_bytes_of_a_remote_answer_let_the_next_request_of_a_dead_worke
             async with serving(remotes=remotes) as (router, _):
                 await until(lambda: router.models()[0].replicas_ready == 2, "both replicas are ready")
                 gate = f"gate={tmp_path / 'gate'}"
-                waiting = [router.submit(ask(gate, name=f"r{number}"), RELAY) for number in range(2)]
+                waiting = [open_stream(router, ask(gate, name=f"r{number}"), RELAY) for number in range(2)]
                 await until(lambda: router.models()[0].in_flight == 2, "both requests are in the worker")
                 os.kill(local_pid(router), signal.SIGKILL)
                 async with asyncio.timeout(30):
@@ -101,7 +102,7 @@ def test_a_remote_server_that_fails_leaves_its_requests_to_the_local_replica() -
             async with serving(remotes=remotes, retry=RetryConfig(budget=1.0)) as (router, witness):
                 await until(lambda: router.models()[0].replicas_ready == 2, "both replicas are ready")
                 for number in range(6):
-                    outputs = await items_of(router.submit(ask(name=f"r{number}"), RELAY))
+                    outputs = await items_of(open_stream(router, ask(name=f"r{number}"), RELAY))
                     assert text_of([item for item in outputs if isinstance(item, Output)]) == letters(4)
                 assert server.talks, "the remote server was never asked"
                 assert [ended.outcome for ended in witness.ended()] == ["done"] * 6
@@ -114,7 +115,7 @@ def test_what_only_a_local_replica_understands_never_goes_to_a_remote_one() -> N
         async with FaultServer(failing).running() as server:
             async with serving(remotes=(RemoteConfig(url=server.url, weight=1000.0),)) as (router, _):
                 await until(lambda: router.models()[0].replicas_ready == 2, "both replicas are ready")
-                streams = [router.submit(ask(name=f"r{number}")) for number in range(4)]
+                streams = [open_stream(router, ask(name=f"r{number}")) for number in range(4)]
                 for stream in streams:
                     assert text_of(await outputs_of(stream)) == letters(4)
             assert server.talks == []
@@ -133,7 +134,7 @@ def test_a_stream_that_began_afar_does_not_go_on_here() -> None:
         async with serving(remotes=(remote,)) as (router, _):
             await until(lambda: router.models()[0].replicas_ready == 2, "both replicas are ready")
             while not server.talks:
-                items = await items_of(router.submit(ask(name=f"r{os.urandom(4).hex()}"), RELAY))
+                items = await items_of(open_stream(router, ask(name=f"r{os.urandom(4).hex()}"), RELAY))
             assert relayed_of(items) == event(piece("from afar"))
             end = items[-1].end
             assert end is not None

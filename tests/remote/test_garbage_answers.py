@@ -17,11 +17,10 @@ from tests.remote.test_relays import MESSAGES, Site, through, well
 from inferd.config import BreakerConfig, RetryConfig
 from inferd.errors import DeadlineExceeded, UpstreamFailed
 from inferd.events import HttpServed, RequestEnded
-from inferd.gateway import response_writer as writer_module
+from inferd.gateway.http_call import HttpCall
 from inferd.remote import openai as openai_module
 from inferd.remote.events import EventReader
 from inferd.remote.openai import Answer
-from inferd.router import direct_relay as direct_relay_module
 
 UNARY = {"model": "m", "messages": MESSAGES}
 STREAM = {**UNARY, "stream": True}
@@ -174,7 +173,7 @@ def test_each_request_ends_once_and_gives_its_slot_back_whatever_is_answered(
 @given(answers)
 @example((False, headed(b"application/json", NO_UTF8["a field that is read"], "length"), 3000))
 @example((True, headed(b"text/event-stream", b'data: {"id":"\xff"}\n\n', "chunked"), 3000))
-def test_each_client_is_told_the_same_on_the_direct_path_and_on_the_ordinary_one(
+def test_each_client_is_told_the_same_whether_its_head_is_known_or_not(
     given_answer: tuple[bool, bytes, int],
 ) -> None:
     is_stream, data, cut = given_answer
@@ -186,7 +185,7 @@ def test_each_client_is_told_the_same_on_the_direct_path_and_on_the_ordinary_one
 
     async def then(site: Site) -> None:
         async with site.client() as client:
-            for headers in ((), ("x-unusual: 1",)):  # the second form is never familiar
+            for headers in ((), ("Expect: 100-continue",)):  # the second form is never kept
                 site.upstream.script = well
                 for _ in range(2):
                     assert (
@@ -213,14 +212,16 @@ def _raise(*_: object, **__: object) -> Any:
     raise ZeroDivisionError("a defect")
 
 
-DEPTHS: dict[str, tuple[bool, Callable[[pytest.MonkeyPatch], None]]] = {
+HEADS = ("answer_head", "answer_whole")  # a head is told alone, or with all of its body
+DEPTHS: dict[str, tuple[bool, Callable[[pytest.MonkeyPatch], object]]] = {
     "reading an answer": (False, lambda patch: patch.setattr(openai_module, "read_answer", _raise)),
-    "reading a head": (False, lambda patch: patch.setattr(Answer, "answer_head", _raise)),
+    "reading a head": (False, lambda patch: [patch.setattr(Answer, name, _raise) for name in HEADS]),
     "reading an event": (True, lambda patch: patch.setattr(EventReader, "feed", _raise)),
     "ending a stream": (True, lambda patch: patch.setattr(Answer, "_end_stream", _raise)),
 }
 
 
+@pytest.mark.interpreted("replaces a method of a compiled class")
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_what_is_raised_while_an_answer_is_taken_ends_its_request(depth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     is_stream, spoil = DEPTHS[depth]
@@ -244,13 +245,14 @@ def test_what_is_raised_while_an_answer_is_taken_ends_its_request(depth: str, mo
     asyncio.run(main())
 
 
-def test_what_is_raised_on_the_direct_path_is_told_to_the_client_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.interpreted("replaces a method of a compiled class")
+def test_what_is_raised_for_a_known_head_is_told_to_the_client_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def then(site: Site) -> None:
         async with site.client() as client:
             for _ in range(2):
                 assert (await client.ask(UNARY)).status == 200
             with monkeypatch.context() as patch:
-                patch.setattr(direct_relay_module, "read_answer", _raise)
+                patch.setattr(openai_module, "read_answer", _raise)
                 reply = await client.ask(UNARY)
             assert (reply.status, reply.error["code"]) == (502, "upstream_bad_answer")
             assert (await client.ask(UNARY)).status == 200
@@ -260,6 +262,7 @@ def test_what_is_raised_on_the_direct_path_is_told_to_the_client_and_counted(mon
     through(well, then, {"retry": RetryConfig(max_attempts=1)})
 
 
+@pytest.mark.interpreted("replaces a method of a compiled class")
 @pytest.mark.parametrize("body", [UNARY, STREAM])
 def test_what_is_raised_while_a_client_is_written_to_ends_its_request_alone(
     body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -267,7 +270,7 @@ def test_what_is_raised_while_a_client_is_written_to_ends_its_request_alone(
     async def then(site: Site) -> None:
         async with site.client() as client:
             with monkeypatch.context() as patch:
-                patch.setattr(writer_module.ResponseWriter, "_begin", _raise)
+                patch.setattr(HttpCall, "_deliver_piece", _raise)
                 reply = await client.ask(body)
             assert (reply.status, reply.error["code"]) == (500, "internal_error")
             assert (await client.ask(body)).status == 200
@@ -278,6 +281,7 @@ def test_what_is_raised_while_a_client_is_written_to_ends_its_request_alone(
     through(well, then)
 
 
+@pytest.mark.interpreted("replaces a method of a compiled class")
 def test_a_deadline_ends_a_request_whatever_happened_to_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with FaultServer(well).running() as server, bench(server.url) as made:
@@ -289,6 +293,7 @@ def test_a_deadline_ends_a_request_whatever_happened_to_its_answer(monkeypatch: 
     asyncio.run(main())
 
 
+@pytest.mark.interpreted("replaces a method of a compiled class")
 def test_the_patience_of_a_pool_survives_what_an_answer_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     async def script(talk: Talk) -> None:
         await talk.gone()
@@ -308,7 +313,7 @@ def test_the_patience_of_a_pool_survives_what_an_answer_raises(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("bad", [b'"\xff":1', b'"model":"m\xff"', b'"user":"caf\xe9"'])
-def test_a_request_that_is_no_utf8_is_a_400_also_where_its_head_is_familiar(bad: bytes) -> None:
+def test_a_request_that_is_no_utf8_is_a_400_also_where_its_head_is_cached(bad: bytes) -> None:
     body = json.dumps(UNARY).encode()
 
     async def then(site: Site) -> None:

@@ -16,9 +16,11 @@ from tests.certificates import made_certificate
 from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Flood, Talk, completion, event, piece
 from tests.remote.replicas import Bench, Owner, bench
 
+from inferd import clock
 from inferd.config import RemoteConfig
 from inferd.events import Event
 from inferd.remote.origin import client_context
+from inferd.remote.pool import MAX_AGE_S, MAX_IDLE_S
 from inferd.remote.secret import Secret
 from inferd.router.replicas.remote_replica import RemoteReplica
 
@@ -188,7 +190,12 @@ def test_a_name_that_moves_is_followed(monkeypatch: pytest.MonkeyPatch, is_old_o
             names.address = "127.0.0.2"
             assert '"old"' in await where(made), "a connection that is well is kept"
             if is_old_one_left:
-                monkeypatch.setattr("inferd.remote.pool.MAX_AGE_S", 0.0)
+                ahead_s, now = 0.0, clock.now
+                monkeypatch.setattr(clock, "now", lambda: now() + ahead_s)
+                while ahead_s < MAX_AGE_S - MAX_IDLE_S:
+                    ahead_s += MAX_IDLE_S / 2
+                    assert '"old"' in await where(made), "a connection that is used is kept until it is old"
+                ahead_s = MAX_AGE_S
             else:
                 await old_place.aclose()
             assert '"new"' in await where(made)
@@ -216,9 +223,9 @@ def test_a_name_that_is_gone_is_told_and_found_again(monkeypatch: pytest.MonkeyP
 # -- peers that only seem to be there --------------------------------------------------------------
 
 
-def test_a_peer_that_takes_connections_and_never_says_anything_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_peer_that_takes_connections_and_never_says_anything_is_unreachable() -> None:
     """The kernel accepts the connection, and no program does."""
-    monkeypatch.setattr("inferd.router.replicas.remote_replica.PROBE_TIMEOUT_S", 0.1)
 
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as peer:
@@ -227,11 +234,11 @@ def test_a_peer_that_takes_connections_and_never_says_anything_is_unreachable(mo
             replica = RemoteReplica("here", 0, RemoteConfig(url=url), owner, events.append)
             replica.start()
             try:
-                await asyncio.wait_for(owner.unreachable.wait(), 5)
+                await asyncio.wait_for(owner.unreachable.wait(), 30)
                 assert (replica.is_ready, replica.state) == (False, "unreachable")
                 assert replica.reason == "The remote server did not answer a probe."
             finally:
                 await replica.stop()
-            assert replica._pool.num_connections == 0
+            assert replica.connections.num_connections == 0
 
     asyncio.run(main())

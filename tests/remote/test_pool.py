@@ -20,8 +20,8 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 LARGE = 20_000_000
 
 
-class Heard:
-    """A receiver that keeps what it hears."""
+class Heard(Exchange):
+    """An exchange that keeps what it hears."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -43,6 +43,7 @@ class Heard:
 
     def answer_ended(self) -> None:
         assert not self.is_over
+        self.ended()
         self.is_over = True
 
     def answer_failed(self, error: UpstreamFailed, *, is_stale: bool) -> None:
@@ -170,21 +171,21 @@ def test_nothing_of_an_answer_is_heard_while_it_is_paused(is_connected: bool) ->
         gate = asyncio.Event()
         async with connecting(large(), after=gate.wait) as (pool, server):
             heard = Heard()
-            exchange: Exchange = pool.send(REQUEST, heard)
+            pool.send(REQUEST, heard)
             if is_connected:
                 await until(lambda: server.num_asked == 1, "the request has come")
-            exchange.pause()
+            heard.pause()
             gate.set()
             await until(lambda: server.num_asked == 1, "the request has come")
             await asyncio.sleep(0.2)
             assert (heard.status, heard.num_bytes) == (0, 0)
-            exchange.resume()
+            heard.resume()
             await until(lambda: heard.num_bytes > 0, "the answer goes on")
-            exchange.pause()
+            heard.pause()
             held = heard.num_bytes
             await asyncio.sleep(0.2)
             assert heard.num_bytes == held < LARGE
-            exchange.resume()
+            heard.resume()
             await until(lambda: heard.is_over, "the answer has ended")
             assert (heard.num_bytes, heard.error) == (LARGE, None)
             assert (await asked(pool)).num_bytes == LARGE
@@ -199,11 +200,11 @@ def test_a_cancelled_request_is_heard_of_no_more_and_its_connection_ends(is_conn
         gate = asyncio.Event()
         async with connecting(after=gate.wait) as (pool, server):
             heard = Heard()
-            exchange = pool.send(REQUEST, heard)
+            pool.send(REQUEST, heard)
             if is_connected:
                 await until(lambda: server.num_asked == 1, "the request has come")
-            exchange.cancel()
-            exchange.cancel()
+            heard.cut()
+            heard.cut()
             await until(lambda: pool.num_connections == 0, "the connection is closed")
             gate.set()
             await asyncio.sleep(0.05)

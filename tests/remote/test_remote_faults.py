@@ -507,7 +507,7 @@ def test_the_kernel_holds_little_of_an_answer_that_is_not_read() -> None:
         await heard.reached(4_000_000)
         made.replica.pause(heard.ticket.request.id)
         await flood.is_held_back()
-        (connection,) = made.replica._pool._all
+        (connection,) = made.replica.connections._all
         assert connection._transport is not None
         raw = connection._transport.get_extra_info("socket")
         (held,) = struct.unpack("i", fcntl.ioctl(raw.fileno(), termios.FIONREAD, b"\0" * 4))

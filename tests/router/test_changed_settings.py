@@ -15,6 +15,7 @@ from inferd.errors import Overloaded
 from inferd.events import Retried
 from inferd.router.replicas import loading
 from inferd.router.router import Router
+from inferd.router.stream import open_stream
 
 TINY = ModelConfig(source="tiny", queue=QueueConfig(max_requests=1, timeout_s=60.0))
 
@@ -22,7 +23,7 @@ TINY = ModelConfig(source="tiny", queue=QueueConfig(max_requests=1, timeout_s=60
 async def filled(router: Router, gate: Path, waiting: int) -> None:
     """Everything that the worker takes, and so many behind it."""
     for number in range(worker(router).capacity + waiting):
-        router.submit(ask(f"gate={gate}", name=f"{gate.name}-{number}"))
+        open_stream(router, ask(f"gate={gate}", name=f"{gate.name}-{number}"))
 
 
 async def changed(router: Router, **settings: object) -> None:
@@ -31,7 +32,7 @@ async def changed(router: Router, **settings: object) -> None:
 
 def queue_is_full(router: Router) -> bool:
     try:
-        router.submit(ask(name="one more")).close()
+        open_stream(router, ask(name="one more")).close()
     except Overloaded as error:
         return error.code == "queue_full"
     return False
@@ -45,7 +46,7 @@ def test_as_many_wait_as_the_new_queue_holds(more: int, tmp_path: Path) -> None:
             assert queue_is_full(router)
             await changed(router, queue=QueueConfig(max_requests=more, timeout_s=60.0))
             for number in range(more - 1):
-                router.submit(ask(name=f"behind-{number}"))
+                open_stream(router, ask(name=f"behind-{number}"))
             assert queue_is_full(router)
             assert router.models()[0].waiting == more
             (tmp_path / "gate").touch()
@@ -58,7 +59,7 @@ def test_requests_wait_for_as_long_as_the_new_queue_says(tmp_path: Path) -> None
         async with routing(Config(models={"tiny": TINY})) as (router, _):
             await changed(router, queue=QueueConfig(max_requests=9, timeout_s=0.05))
             await filled(router, tmp_path / "gate", 0)
-            (late,) = await outputs_of(router.submit(ask(name="late")))
+            (late,) = await outputs_of(open_stream(router, ask(name="late")))
             assert late.end is not None
             assert late.end.failure is not None
             assert late.end.failure.code == "queue_timeout"
@@ -73,7 +74,7 @@ def test_hedges_and_their_budget_are_as_the_new_settings_say(tmp_path: Path) -> 
 
     async def hedged(router: Router, name: str) -> None:
         gate = tmp_path / name
-        stream = router.submit(ask(f"gate={gate}", name=name))
+        stream = open_stream(router, ask(f"gate={gate}", name=name))
         await asyncio.sleep(0.15)
         gate.touch()
         assert text_of(await outputs_of(stream)) == letters(4)
@@ -101,12 +102,12 @@ def test_a_model_that_could_not_be_loaded_is_tried_again_by_requests_after_a_whi
         monkeypatch.setattr(loading, "RETRY_LOAD_S", 0.3)
         source = f"missing-unless={tmp_path / 'repaired'}"
         async with serving(source, load="on_demand", until_ready=False) as (router, _):
-            (only,) = await outputs_of(router.submit(ask()))
+            (only,) = await outputs_of(open_stream(router, ask()))
             assert only.end is not None
             assert only.end.failure is not None
             assert only.end.failure.code == "model_failed"
             (tmp_path / "repaired").touch()
             await until(lambda: router.models()[0].state == "unloaded", "it may be tried again")
-            assert text_of(await outputs_of(router.submit(ask(name="again")))) == letters(4)
+            assert text_of(await outputs_of(open_stream(router, ask(name="again")))) == letters(4)
 
     asyncio.run(scenario())

@@ -18,18 +18,19 @@ import msgspec
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.router.tickets import ticket_of
 from tests.router.virtual_loop import VirtualLoop
 
 from inferd import clock
 from inferd.config import BreakerConfig, ModelConfig, QueueConfig, RemoteConfig, RetryConfig
 from inferd.errors import InferdError, InvalidRequest, Overloaded, Unavailable, UpstreamFailed
 from inferd.events import Event, RequestEnded
+from inferd.router.merging import MergedOutput
 from inferd.router.pool import MAX_WORKER_DEATHS, Pool
-from inferd.router.replicas import remote_replica as remote_module
 from inferd.router.replicas import replica as replica_module
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.replica import LocalReplica, ReplicaOwner
-from inferd.router.stream import Stream
+from inferd.router.stream import Stream, open_stream
 from inferd.router.ticket import Ticket
 from inferd.types import (
     Continuation,
@@ -154,8 +155,8 @@ class FakeRemote:
     def runs(self, ticket: Ticket) -> bool:
         return ticket.relay is not None
 
-    def has_room(self, ticket: Ticket) -> bool:
-        return True
+    def accepts(self, ticket: Ticket) -> bool:
+        return self.runs(ticket)
 
     def start(self) -> None: ...
     def probe(self) -> None: ...
@@ -192,9 +193,6 @@ class FakeRemote:
 
     def release(self, ticket: Ticket) -> None:
         del self.holds[ticket.request.id]
-
-    def convert_direct(self) -> None:
-        pass
 
     def release_all(self) -> list[Ticket]:
         tickets = list(self.holds.values())
@@ -233,7 +231,6 @@ class PoolMachine(RuleBasedStateMachine):
         self.patches = contextlib.ExitStack()
         self.patches.enter_context(mock.patch.object(clock, "now", self.runner.get_loop().time))
         self.patches.enter_context(mock.patch.object(replica_module, "Supervisor", FakeSupervisor))
-        self.patches.enter_context(mock.patch.object(remote_module, "RemoteReplica", FakeRemote))
 
         def make() -> Pool:
             pool = Pool(
@@ -245,6 +242,7 @@ class PoolMachine(RuleBasedStateMachine):
                 demand=self._demanded,
                 may_surge=lambda pool, member: True,
                 on_idle=lambda pool: None,
+                make_remote=FakeRemote,  # type: ignore[arg-type]
             )
             pool._placement._random.seed(0)
             pool.start()
@@ -311,9 +309,9 @@ class PoolMachine(RuleBasedStateMachine):
             stream=is_streamed,
         )
         relay = Relay(path="/completions", body=b"{}") if is_relayed else None
-        is_live = name in self.streams and not self.streams[name].is_over
+        is_live = name in self.streams and self.streams[name].request.end is None
         try:
-            stream = self._do(self.pool.submit, request, relay)
+            stream = self._do(open_stream, self.pool, request, relay)
         except InvalidRequest:
             assert is_live or name in self.pool._retries.abandoned
         except Overloaded:
@@ -432,9 +430,18 @@ class PoolMachine(RuleBasedStateMachine):
     def nobody_is_lost_and_nobody_ends_twice(self) -> None:
         ended = [event.request_id for event in self.ended]
         assert len(ended) == len(set(ended))
-        over = {name for name, stream in self.streams.items() if stream.is_over}
+        over = {name for name, stream in self.streams.items() if (stream.request.end is not None)}
         assert over == set(ended)
         pool = self.pool
+        for name in over:
+            end = self.streams[name].request.end
+            assert end is not None
+            met, began = end.routing, end.timings.dispatched
+            assert met is not None
+            assert (met.attempts > 0) == (began is not None)
+            assert min(met.load_s, met.restart_s, met.lost_s) >= 0.0
+            if began is not None:
+                assert met.load_s + met.restart_s <= began + 1e-6
         live = set(self.streams) - over
         waiting = {ticket.request.id for ticket in pool._live.tickets.values() if ticket.is_waiting}
         running = {ticket.request.id for ticket in pool._live.tickets.values() if ticket.runner is not None}
@@ -482,7 +489,7 @@ class PoolMachine(RuleBasedStateMachine):
                 for t in self.pool._live.tickets.values()
                 if t.is_waiting and t.request.id not in self.pool._retries.abandoned
             ]
-            assert not [t for t in waiting for member in able if member.replica.has_room(t)]
+            assert not [t for t in waiting for member in able if member.replica.accepts(t)]
 
     @invariant()
     def poison_is_given_up(self) -> None:
@@ -494,8 +501,10 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_sent_whole_is_shown_to_nobody_before_its_end(self) -> None:
         for stream in self.streams.values():
-            pending = stream._pending
-            assert not stream.is_whole or stream.is_over or not isinstance(pending, Output) or not pending.deltas
+            if ticket_of(stream).is_whole and stream.request.end is None:
+                for waiting in stream._waiting:
+                    output = waiting.output() if isinstance(waiting, MergedOutput) else waiting
+                    assert not isinstance(output, Output) or not output.deltas
 
     @invariant()
     def who_goes_on_knows_everything_that_was_said(self) -> None:
@@ -520,7 +529,7 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             self.runner.run(finish())
             self.nobody_is_lost_and_nobody_ends_twice()
-            assert all(stream.is_over for stream in self.streams.values())
+            assert all((stream.request.end is not None) for stream in self.streams.values())
         finally:
             self.patches.close()
             self.runner.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.router.tickets import ticket_of
 from tests.worker.tiny_backend import letters
 from tests.worker.watching import (
     Bytes,
@@ -29,6 +30,7 @@ from inferd.errors import ModelNotFound, Overloaded, Unavailable
 from inferd.events import ModelUnloaded, Retried
 from inferd.router.router import Router
 from inferd.router.status import Applied
+from inferd.router.stream import open_stream
 
 TINY = ModelConfig(source="tiny")
 OTHER_ENGINE = msgspec.structs.replace(TINY, scheduler=SchedulerConfig(max_num_seqs=3))
@@ -48,7 +50,9 @@ class Clients:
         turn = 0
         while not self._is_leaving:
             turn += 1
-            outputs = await outputs_of(self._router.submit(ask("pace=0.005", name=f"{number}-{turn}", max_tokens=5)))
+            outputs = await outputs_of(
+                open_stream(self._router, ask("pace=0.005", name=f"{number}-{turn}", max_tokens=5))
+            )
             if text_of(outputs) != letters(5):
                 self.wrong.append(outputs[-1].end)
             self.num_answers += 1
@@ -84,7 +88,7 @@ def test_another_configuration_changes_models_under_load_without_a_failed_reques
         async with routing(config) as (router, witness):
             clients = Clients(router)
             await until(lambda: clients.num_answers > 10, "the clients are at work")
-            last = router.submit(ask("pace=0.01", name="last", max_tokens=30, model="gone"))
+            last = open_stream(router, ask("pace=0.01", name="last", max_tokens=30, model="gone"))
             two = msgspec.structs.replace(OTHER_ENGINE, replicas=2, queue=QueueConfig(max_requests=7))
             wanted = Config(models={"new": TINY, "tiny": two})
             said = (await router.apply(wanted)).done
@@ -94,9 +98,9 @@ def test_another_configuration_changes_models_under_load_without_a_failed_reques
             assert any("gone" in sentence for sentence in said)
             assert any("2 replicas instead of 1" in sentence for sentence in said)
             with pytest.raises(ModelNotFound):
-                router.submit(ask(model="gone"))
+                open_stream(router, ask(model="gone"))
             assert text_of(await outputs_of(last)) == letters(30)
-            assert text_of(await outputs_of(router.submit(ask(model="new", name="n")))) == letters(4)
+            assert text_of(await outputs_of(open_stream(router, ask(model="new", name="n")))) == letters(4)
             assert await router.apply(wanted) == Applied(done=[], failed=[])
             await router.apply(Config(models={"new": TINY, "tiny": msgspec.structs.replace(two, replicas=1)}))
             assert router.models()[1].replicas_ready == 1
@@ -122,7 +126,7 @@ def test_a_new_version_that_does_not_load_leaves_the_old_one_serving(tmp_path: P
             assert "goes on serving" in said
             assert worker_pid(router) == pid
             assert router.models()[0].state == "ready"
-            assert text_of(await outputs_of(router.submit(ask()))) == letters(4)
+            assert text_of(await outputs_of(open_stream(router, ask()))) == letters(4)
             (tmp_path / "repaired").touch()
             applied = await router.apply(Config(models={"tiny": broken}))
             assert any("replaced" in sentence for sentence in applied.done)
@@ -160,7 +164,7 @@ def test_a_model_on_demand_is_started_by_its_first_request_and_leaves_when_idle(
         async with routing(Config(models={"tiny": config})) as (router, witness):
             assert router.models()[0].state == "unloaded"
             await asyncio.wait_for(router.settled(), 10)
-            streams = [router.submit(ask(name=f"r{number}")) for number in range(5)]
+            streams = [open_stream(router, ask(name=f"r{number}")) for number in range(5)]
             assert router.models()[0].residency in ("absent", "loading")
             for stream in streams:
                 assert text_of(await outputs_of(stream)) == letters(4)
@@ -171,7 +175,7 @@ def test_a_model_on_demand_is_started_by_its_first_request_and_leaves_when_idle(
             (event,) = [event for event in witness.events if isinstance(event, ModelUnloaded)]
             assert event.reason == "idle"
             assert event.freed_bytes > 1_000_000
-            assert text_of(await outputs_of(router.submit(ask(name="again")))) == letters(4)
+            assert text_of(await outputs_of(open_stream(router, ask(name="again")))) == letters(4)
 
     asyncio.run(scenario())
 
@@ -181,16 +185,16 @@ def test_what_cannot_be_loaded_on_demand_is_told_and_tried_again_on_request(tmp_
         source = f"missing-unless={tmp_path / 'repaired'}"
         config = msgspec.structs.replace(TINY, source=source, load="on_demand")
         async with routing(Config(models={"tiny": config})) as (router, _):
-            (only,) = await outputs_of(router.submit(ask()))
+            (only,) = await outputs_of(open_stream(router, ask()))
             assert only.end is not None
             assert only.end.failure is not None
             assert only.end.failure.code == "model_failed"
             assert "config.json" not in only.end.failure.message
             with pytest.raises(Unavailable, match="could not be loaded"):
-                router.submit(ask(name="next"))
+                open_stream(router, ask(name="next"))
             (tmp_path / "repaired").touch()
             assert (await router.load("tiny")).state == "ready"
-            assert text_of(await outputs_of(router.submit(ask(name="later")))) == letters(4)
+            assert text_of(await outputs_of(open_stream(router, ask(name="later")))) == letters(4)
 
     asyncio.run(scenario())
 
@@ -210,7 +214,7 @@ def test_the_least_recently_used_model_leaves_for_one_that_does_not_fit_beside_i
                 return {status.name for status in router.models() if status.residency == "resident"}
 
             for turn, name in enumerate(("a", "b", "a", "c")):
-                assert text_of(await outputs_of(router.submit(ask(name=f"r{turn}", model=name)))) == letters(4)
+                assert text_of(await outputs_of(open_stream(router, ask(name=f"r{turn}", model=name)))) == letters(4)
             assert inside() == {"a", "c"}
             (event,) = [event for event in witness.events if isinstance(event, ModelUnloaded)]
             assert (event.model, event.reason) == ("b", "evicted")
@@ -228,7 +232,7 @@ def test_a_model_that_never_fits_is_refused_with_the_plan() -> None:
             return Bytes(3 * 2**30)
 
         async with routing(config, plan=plan) as (router, _):
-            (only,) = await outputs_of(router.submit(ask()))
+            (only,) = await outputs_of(open_stream(router, ask()))
             assert only.end is not None
             assert only.end.failure is not None
             assert only.end.failure.code == "insufficient_memory"
@@ -248,7 +252,7 @@ def test_a_hundred_loads_and_unloads_at_once_end_as_the_last_one_says() -> None:
             await asyncio.gather(*(router.load("tiny") for _ in range(50)))
             assert router.models()[0].state == "ready"
             assert witness.count("ready") <= 3
-            assert text_of(await outputs_of(router.submit(ask()))) == letters(4)
+            assert text_of(await outputs_of(open_stream(router, ask()))) == letters(4)
 
     asyncio.run(scenario())
 
@@ -256,7 +260,7 @@ def test_a_hundred_loads_and_unloads_at_once_end_as_the_last_one_says() -> None:
 def test_unloading_waits_for_work_and_gives_up_when_it_takes_too_long() -> None:
     async def scenario() -> None:
         async with serving(drain_s=0.1) as (router, _):
-            long = router.submit(ask("pace=0.01", name="long", max_tokens=100_000))
+            long = open_stream(router, ask("pace=0.01", name="long", max_tokens=100_000))
             await next_output(long)
             with pytest.raises(Unavailable, match="drain_s"):
                 await router.unload("tiny")
@@ -269,9 +273,9 @@ def test_unloading_waits_for_work_and_gives_up_when_it_takes_too_long() -> None:
             assert not is_worker(pid)
             assert router.models()[0].memory_bytes == 0
             with pytest.raises(Unavailable, match="unloaded"):
-                router.submit(ask(name="late"))
+                open_stream(router, ask(name="late"))
             await router.load("tiny")
-            assert text_of(await outputs_of(router.submit(ask(name="again")))) == letters(4)
+            assert text_of(await outputs_of(open_stream(router, ask(name="again")))) == letters(4)
 
     asyncio.run(scenario())
 
@@ -306,7 +310,7 @@ def test_a_replica_that_cannot_be_loaded_is_told_beside_one_that_can(tmp_path: P
             there.unlink()
             status = await router.load("tiny")
             assert (status.state, status.replicas_ready) == ("degraded", 1)
-            assert sorted(replica.detail for replica in status.replicas_status) == [
+            assert sorted(replica.detail for replica in router.replica_statuses("tiny")) == [
                 "",
                 "The folder has no config.json.",
             ]
@@ -328,10 +332,10 @@ def test_requests_wait_for_a_model_from_the_moment_that_it_is_to_be_loaded_again
         async with routing(config, plan=plan) as (router, _):
             await router.unload("tiny")
             with pytest.raises(Unavailable, match="unloaded"):
-                router.submit(ask(name="early"))
+                open_stream(router, ask(name="early"))
             loading = asyncio.ensure_future(router.load("tiny"))
             await asyncio.to_thread(is_planned.wait, 10)
-            held = router.submit(ask(name="held"))
+            held = open_stream(router, ask(name="held"))
             may_go_on.set()
             assert text_of(await outputs_of(held)) == letters(4)
             await loading
@@ -352,7 +356,7 @@ def test_stopping_in_the_middle_of_changes_leaves_nothing_behind(tmp_path: Path)
         slow = msgspec.structs.replace(TINY, source=f"gate={tmp_path / 'never'}")
         models = {"tiny": TINY, "lazy": msgspec.structs.replace(slow, load="on_demand")}
         async with routing(Config(models=models)) as (router, _):
-            waiting = router.submit(ask(model="lazy", name="waits"))
+            waiting = open_stream(router, ask(model="lazy", name="waits"))
             models = {"tiny": slow, "lazy": models["lazy"], "more": slow}
             applying = asyncio.ensure_future(router.apply(Config(models=models)))
             await until(lambda: len(router.replicas("tiny")) == 2, "the replacement has begun")
@@ -369,7 +373,7 @@ def test_stopping_in_the_middle_of_changes_leaves_nothing_behind(tmp_path: Path)
 def test_a_stream_whose_worker_dies_goes_on_token_by_token_where_the_model_says_so() -> None:
     async def scenario() -> None:
         async with serving(replicas=2, resume_streams=True) as (router, witness):
-            stream = router.submit(ask("pace=0.01", max_tokens=40))
+            stream = open_stream(router, ask("pace=0.01", max_tokens=40))
             first = await next_output(stream)
             assert first.prompt is not None
             busy = next(r for r in router.replicas("tiny") if r.num_in_flight)
@@ -390,8 +394,8 @@ def test_an_answer_of_which_nothing_was_sent_is_made_anew_within_the_budget_of_r
     async def scenario() -> None:
         config = msgspec.structs.replace(TINY, replicas=2, retry=RetryConfig(budget=budget))
         async with routing(Config(models={"tiny": config})) as (router, witness):
-            stream = router.submit(msgspec.structs.replace(ask("pace=0.01", max_tokens=40, n=2), stream=False))
-            await until(lambda: stream.progress.has_output, "something was made")
+            stream = open_stream(router, msgspec.structs.replace(ask("pace=0.01", max_tokens=40, n=2), stream=False))
+            await until(lambda: ticket_of(stream).has_output, "something was made")
             busy = next(r for r in router.replicas("tiny") if r.num_in_flight)
             os.kill(worker_pid(router, busy.index), signal.SIGKILL)
             outputs = await outputs_of(stream)
@@ -410,7 +414,7 @@ def test_an_answer_of_which_nothing_was_sent_is_made_anew_within_the_budget_of_r
 def test_a_request_that_may_not_run_twice_ends_with_its_worker(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(replicas=2) as (router, _):
-            stream = router.submit(ask(f"gate={tmp_path / 'never'}", idempotent=False))
+            stream = open_stream(router, ask(f"gate={tmp_path / 'never'}", idempotent=False))
             busy = next(r for r in router.replicas("tiny") if r.num_in_flight)
             os.kill(worker_pid(router, busy.index), signal.SIGKILL)
             (only,) = await outputs_of(stream)

@@ -16,6 +16,7 @@ from inferd.config import Config, ModelConfig
 from inferd.events import Retried
 from inferd.llm import LLM
 from inferd.router.router import Router
+from inferd.router.stream import open_stream
 from inferd.types import GenerateRequest, Output, SamplingParams, TextPrompt
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -45,12 +46,12 @@ def test_answers_are_those_of_the_engine_in_process_before_and_after_a_kill(tmp_
         await router.start()
         try:
             for life in (1, 2):
-                early = [router.submit(request(f"{life}-{i}", text)) for i, text in enumerate(PROMPTS)]
+                early = [open_stream(router, request(f"{life}-{i}", text)) for i, text in enumerate(PROMPTS)]
                 answers = [text_of(await outputs_of(stream)) for stream in early]
                 assert answers == expected
                 assert witness.count("ready") == life
                 long = SamplingParams(temperature=0.0, max_tokens=8000, ignore_eos=True)
-                stream = router.submit(request(f"{life}-long", "abc", long))
+                stream = open_stream(router, request(f"{life}-long", "abc", long))
                 await anext(stream)
                 os.kill(worker_pid(router), signal.SIGKILL)
                 end = (await outputs_of(stream))[-1].end
@@ -87,8 +88,8 @@ def test_a_stream_goes_on_token_by_token_after_its_worker_was_killed(tmp_path: P
         router = Router(Config(models={"tiny": model}), witness)
         await router.start()
         try:
-            whole = await outputs_of(router.submit(request("whole")))
-            stream = router.submit(request("broken"))
+            whole = await outputs_of(open_stream(router, request("whole")))
+            stream = open_stream(router, request("broken"))
             begun = [await next_output(stream)]
             os.kill(worker_pid(router), signal.SIGKILL)
             outputs = begun + await outputs_of(stream)

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+from tests.router.tickets import ticket_of
 from tests.worker.watching import IMPATIENT, Witness, outputs_of, until
 
 from inferd import clock
@@ -19,7 +20,7 @@ from inferd.config import BatchingConfig, Config, ModelConfig
 from inferd.events import StepDone
 from inferd.router.replicas.replica import LocalReplica
 from inferd.router.router import Router
-from inferd.router.stream import Stream
+from inferd.router.stream import Stream, open_stream
 from inferd.types import Failure, GenerateRequest, Output, PredictRequest, TextPrompt
 
 MODEL = """
@@ -102,20 +103,22 @@ async def serving(folder: Path, cls: str = "Squares", **fields: object) -> Async
 
 async def answered(folder: Path) -> None:
     async with serving(folder) as (router, witness):
-        outputs = [await last(router.submit(asked(number))) for number in range(5)]
+        outputs = [await last(open_stream(router, asked(number))) for number in range(5)]
         assert [answer(output) for output in outputs] == [[0], [1], [4], [9], [16]]
         for output in outputs:
             assert output.end is not None
             told = output.end.timings
             stages = (told.dispatched, told.tokenized, told.scheduled, told.first_token, told.finished)
             assert list(stages) == sorted(stage for stage in stages if stage is not None)
-        good, bad, also_good = [await last(s) for s in [router.submit(asked(number)) for number in (1, 13, 2)]]
+        good, bad, also_good = [await last(s) for s in [open_stream(router, asked(number)) for number in (1, 13, 2)]]
         assert (answer(good), answer(also_good)) == ([1], [4])
         assert failure(bad).kind == "internal"
         assert "thirteen" not in failure(bad).message
-        assert answer(await last(router.submit(asked(*range(20, 45))))) == [number * number for number in range(20, 45)]
+        assert answer(await last(open_stream(router, asked(*range(20, 45))))) == [
+            number * number for number in range(20, 45)
+        ]
         chat = GenerateRequest(id="chat", model="squares", prompt=TextPrompt(text="hi"), arrived_at=clock.now())
-        assert "generates no text" in failure(await last(router.submit(chat))).message
+        assert "generates no text" in failure(await last(open_stream(router, chat))).message
         rows = [event.stats.batch_rows for event in witness.events if isinstance(event, StepDone)]
         assert sum(rows) >= 5 + 2 + 25
         assert max(rows) <= 8
@@ -127,7 +130,7 @@ def test_predictions_are_answered_and_one_that_fails_fails_alone(tmp_path: Path)
 
 async def audited(folder: Path) -> None:
     async with serving(folder, "Shares", batching=BatchingConfig(audit=1.0)) as (router, witness):
-        assert answer(await last(router.submit(asked(1, 3, model="shares")))) == [25, 75]
+        assert answer(await last(open_stream(router, asked(1, 3, model="shares")))) == [25, 75]
 
         def told() -> str:
             (status,) = router.models()
@@ -147,11 +150,11 @@ def test_a_model_whose_audit_finds_a_difference_says_so_in_its_status(tmp_path: 
 async def streamed(folder: Path) -> None:
     async with serving(folder, "Countdown") as (router, _):
         request = asked(5, model="countdown", shape=(1,))
-        outputs = await outputs_of(router.submit(request))
+        outputs = await outputs_of(open_stream(router, request))
         assert [answer(output) for output in outputs[:-1]] == [[5], [4], [3], [2], [1]]
         assert outputs[-1].end is not None
         assert outputs[-1].end.outcome == "done"
-        left = router.submit(asked(10**9, model="countdown", shape=(1,)))
+        left = open_stream(router, asked(10**9, model="countdown", shape=(1,)))
         await anext(left)
         left.close()
         assert (await last(left)).end is not None
@@ -164,11 +167,11 @@ def test_several_answers_come_in_order_and_a_reader_may_leave(tmp_path: Path) ->
 
 async def slowly_read(folder: Path) -> None:
     async with serving(folder, "Countdown") as (router, _):
-        stream = router.submit(asked(10**9, model="countdown", shape=(1,)))
-        await until(lambda: stream.is_paused, "the reader is found to be slow")
+        stream = open_stream(router, asked(10**9, model="countdown", shape=(1,)))
+        await until(lambda: ticket_of(stream).is_paused, "the reader is found to be slow")
         await asyncio.sleep(0.5)  # in which a model that were not told would answer many thousand times
         read = 0
-        while stream.is_paused:
+        while ticket_of(stream).is_paused:
             await anext(stream)
             read += 1
         assert read < 5000  # of a milliard: what waited was bounded
@@ -185,8 +188,8 @@ def test_a_slow_reader_of_several_answers_slows_the_model_down(tmp_path: Path) -
 async def killed(folder: Path) -> None:
     async with serving(folder, replicas=1) as (router, _):
         gate, begun = folder / "model.py.go", folder / "model.py.begun"
-        again = router.submit(asked(7))
-        never = router.submit(asked(7, idempotent=False))
+        again = open_stream(router, asked(7))
+        never = open_stream(router, asked(7, idempotent=False))
         await until(begun.exists, "a request is being computed")
         (replica,) = router.replicas("squares")
         assert isinstance(replica, LocalReplica)
@@ -203,9 +206,9 @@ def test_a_prediction_whose_worker_dies_runs_again_if_it_may(tmp_path: Path) -> 
 
 async def cancelled(folder: Path) -> None:
     async with serving(folder) as (router, _):
-        running = router.submit(asked(7))
+        running = open_stream(router, asked(7))
         await until((folder / "model.py.begun").exists, "a request is being computed")
-        waiting = router.submit(asked(1))
+        waiting = open_stream(router, asked(1))
         waiting.close()
         (folder / "model.py.go").touch()
         assert answer(await last(running)) == [49]

@@ -18,8 +18,9 @@ from inferd.config import BreakerConfig, Config, ModelConfig, RemoteConfig, Remo
 from inferd.errors import InvalidRequest, Unavailable
 from inferd.events import BreakerChanged, Retried
 from inferd.router.replicas.remote_replica import RemoteReplica
-from inferd.router.router import Router, Stream
+from inferd.router.router import Router
 from inferd.router.status import Applied
+from inferd.router.stream import Stream, open_stream
 from inferd.types import End, Output, Relay, Relayed, Request
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
@@ -70,7 +71,7 @@ def send(
     router: Router, name: str, *, idempotent: bool = True, region: str = "", deadline_s: float | None = None
 ) -> Stream:
     request = Request(id=name, model="tiny", idempotent=idempotent, region=region, deadline_s=deadline_s)
-    return router.submit(request, Relay(path="/chat/completions", body=BODY))
+    return open_stream(router, request, Relay(path="/chat/completions", body=BODY))
 
 
 async def answer(stream: Stream) -> tuple[bytes, End]:
@@ -90,6 +91,14 @@ def test_a_server_that_fails_costs_its_requests_a_second_try_elsewhere() -> None
                 data, end = await answer(send(router, f"r{number}"))
                 assert b"well" in data
                 assert end.outcome == "done"
+                met, timings = end.routing, end.timings
+                assert met is not None
+                assert timings.dispatched is not None
+                assert timings.finished is not None
+                assert met.was_remote
+                assert 0.0 <= met.lost_s <= timings.finished - timings.dispatched
+                assert (met.lost_s > 0.0) == (met.attempts == 2)
+                assert end.engine is None, "only a worker of this server measures it"
             assert retried(witness) == [("retry", True)] * len(servers[0].talks)
             assert servers[0].talks
             assert len(witness.ended()) == 20
@@ -141,7 +150,7 @@ def test_what_a_server_refuses_as_the_clients_fault_opens_no_breaker_and_is_not_
         async with remotes((refuses, refuses), breaker=BreakerConfig(failures=1)) as (router, witness, servers):
             for number in range(6):
                 assert (await answer(send(router, f"r{number}")))[1].outcome == "refused"
-            assert [replica.breaker for replica in router.models()[0].replicas_status] == ["closed", "closed"]
+            assert [replica.breaker for replica in router.replica_statuses("tiny")] == ["closed", "closed"]
             assert not [event for event in witness.events if isinstance(event, BreakerChanged)]
             assert (sum(len(server.talks) for server in servers), retried(witness)) == (6, [])
 
@@ -202,9 +211,11 @@ def test_a_second_try_for_which_no_server_is_left_ends_with_what_the_first_one_s
             pool = router._pools["tiny"]
             (_, leaving) = pool.fleet.members
             retiring = asyncio.ensure_future(pool.fleet._retire(leaving))
-            await until(lambda: sum(stream.is_over for stream in streams) == 3, "nothing is left to wait for")
+            await until(
+                lambda: sum(stream.request.end is not None for stream in streams) == 3, "nothing is left to wait for"
+            )
             for stream in streams:
-                if not stream.is_over:
+                if stream.request.end is None:
                     stream.close()
             ends = [(await answer(stream))[1] for stream in streams]
             codes = [end.failure.code for end in ends if end.failure is not None]
@@ -221,7 +232,7 @@ def test_requests_that_are_given_up_do_not_close_a_breaker(deadline_s: float | N
         async with remotes((badly,), breaker=breaker, retry=RetryConfig(max_attempts=1)) as (router, witness, servers):
             for number in range(3):
                 await answer(send(router, f"r{number}"))
-            await until(lambda: router.models()[0].replicas_status[0].breaker == "open", "the breaker is open")
+            await until(lambda: router.replica_statuses("tiny")[0].breaker == "open", "the breaker is open")
             servers[0].script = never
             while len(servers[0].talks) < 8:
                 with contextlib.suppress(Unavailable):
@@ -248,13 +259,13 @@ def test_a_server_slower_than_every_deadline_is_set_aside(is_cancelled: bool) ->
                     asyncio.get_running_loop().call_later(0.3, stream.close)
                 await answer(stream)
 
-            while not any(status.ejected for status in router.models()[0].replicas_status):
+            while not any(status.ejected for status in router.replica_statuses("tiny")):
                 await asyncio.gather(*(ask(f"{time.monotonic()}-{number}") for number in range(9)))
             before = len(servers[0].talks)
             for number in range(20):
                 assert (await answer(send(router, f"r{number}")))[1].outcome == "done"
             assert len(servers[0].talks) == before
-            assert [status.ejected for status in router.models()[0].replicas_status] == [True, False, False]
+            assert [status.ejected for status in router.replica_statuses("tiny")] == [True, False, False]
 
     asyncio.run(scenario())
 
@@ -281,7 +292,7 @@ def test_when_every_breaker_is_open_requests_are_refused_at_once_until_a_probe_s
         async with remotes((badly,), breaker=breaker, retry=RetryConfig(max_attempts=1)) as (router, witness, servers):
             for number in range(3):
                 await answer(send(router, f"r{number}"))
-            await until(lambda: router.models()[0].replicas_status[0].breaker == "open", "the breaker is open")
+            await until(lambda: router.replica_statuses("tiny")[0].breaker == "open", "the breaker is open")
             watch = Stopwatch()
             for number in range(20):
                 with pytest.raises(Unavailable) as refused:
@@ -330,7 +341,7 @@ def test_a_slow_server_is_set_aside() -> None:
 
             async def is_ejected() -> bool:
                 await asyncio.gather(*(answer(send(router, f"{time.monotonic()}-{number}")) for number in range(6)))
-                return any(status.ejected for status in router.models()[0].replicas_status)
+                return any(status.ejected for status in router.replica_statuses("tiny"))
 
             while not await is_ejected():
                 pass
@@ -339,6 +350,23 @@ def test_a_slow_server_is_set_aside() -> None:
                 await answer(send(router, f"r{number}"))
             assert len(servers[0].talks) == before
             assert "ejected" in [event.state for event in witness.events if isinstance(event, BreakerChanged)]
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_are_given_up_at_once_do_not_make_a_slow_server_look_quick() -> None:
+    async def scenario() -> None:
+        async with remotes((slowly, well, well)) as (router, _, _):
+            for turn in range(100):
+                given_up = [send(router, f"given up {turn} {number}") for number in range(12)]
+                await asyncio.sleep(0.005)
+                for stream in given_up:
+                    stream.close()
+                await asyncio.gather(*(answer(stream) for stream in given_up))
+                await asyncio.gather(*(answer(send(router, f"{turn} {number}")) for number in range(6)))
+                if router.replica_statuses("tiny")[0].ejected:
+                    break
+            assert [status.ejected for status in router.replica_statuses("tiny")] == [True, False, False]
 
     asyncio.run(scenario())
 
@@ -354,7 +382,7 @@ def test_a_server_that_was_set_aside_is_back_in_time_without_any_request() -> No
             while "ejected" not in states():
                 await asyncio.gather(*(answer(send(router, f"{time.monotonic()}-{number}")) for number in range(6)))
             await until(lambda: states()[-1] == "closed", "it is back")
-            assert not any(status.ejected for status in router.models()[0].replicas_status)
+            assert not any(status.ejected for status in router.replica_statuses("tiny"))
 
     asyncio.run(scenario())
 
@@ -388,11 +416,13 @@ def test_a_request_that_has_to_stay_in_a_region_stays_there_even_when_it_fails()
                 for number in range(10):
                     relay = Relay(path="/completions", body=BODY)
                     request = msgspec.structs.replace(ask(name=f"here-{number}"), region="eu")
-                    items = [item async for item in router.submit(request, relay)]
+                    items = [item async for item in open_stream(router, request, relay)]
                     assert text_of([item for item in items if isinstance(item, Output)]) == "abcd"
                 assert not server.talks
                 request = msgspec.structs.replace(ask(name="there"), region="us")
-                (end,) = [item.end async for item in router.submit(request, Relay(path="/completions", body=BODY))]
+                (end,) = [
+                    item.end async for item in open_stream(router, request, Relay(path="/completions", body=BODY))
+                ]
                 assert end is not None
                 assert end.failure is not None
                 assert end.failure.kind == "upstream_failed"
@@ -407,7 +437,7 @@ def test_a_local_model_stands_in_for_a_remote_one_that_fails() -> None:
         async with remotes((badly,), retry=retry, local=True) as (router, _, servers):
             for number in range(10):
                 relay = Relay(path="/completions", body=BODY)
-                items = [item async for item in router.submit(ask(name=f"r{number}"), relay)]
+                items = [item async for item in open_stream(router, ask(name=f"r{number}"), relay)]
                 assert text_of([item for item in items if isinstance(item, Output)]) == "abcd"
             assert servers[0].talks
 
@@ -423,7 +453,7 @@ def test_remote_servers_come_and_go_under_load() -> None:
             assert said == Applied(done=["tiny: 0 remote server(s) added, 1 removed"], failed=[])
             for stream in sent:
                 assert (await answer(stream))[1].outcome == "done"
-            assert [status.kind for status in router.models()[0].replicas_status] == ["remote"]
+            assert [status.kind for status in router.replica_statuses("tiny")] == ["remote"]
 
     asyncio.run(scenario())
 
@@ -442,12 +472,12 @@ def test_a_model_whose_servers_are_away_is_unavailable_and_says_why() -> None:
                 await asyncio.wait_for(router.settled(), 5)
                 (status,) = router.models()
                 assert (status.state, status.detail) == ("unavailable", "replica 0 is unreachable")
-                assert status.replicas_status[0].detail == "The remote server answers a probe with status 503."
+                assert router.replica_statuses("tiny")[0].detail == "The remote server answers a probe with status 503."
                 with pytest.raises(Unavailable):
                     send(router, "a")
                 ill = False
                 await until(lambda: router.models()[0].state == "ready", "it is back")
-                assert router.models()[0].replicas_status[0].detail == ""
+                assert router.replica_statuses("tiny")[0].detail == ""
                 for ask_for in (router.unload, router.restart):
                     with pytest.raises(InvalidRequest, match="runs on remote servers alone"):
                         await ask_for("tiny")
@@ -482,15 +512,10 @@ def test_a_conversation_goes_on_where_it_began() -> None:
                 for number in range(8):
                     body = conversation(number, turns)
                     request = Request(id=f"r{number}-{turns}", model="tiny")
-                    await answer(router.submit(request, Relay(path="/chat/completions", body=body)))
+                    await answer(open_stream(router, request, Relay(path="/chat/completions", body=body)))
                 homes.append([where(servers, conversation(number, turns)) for number in range(8)])
             assert all(home == homes[0] for home in homes)
             assert len({server for home in homes[0] for server in home}) > 1, "they are shared out"
-            for number in range(8):  # and on the direct path
-                slot = router.find_relay_slot("tiny", clock.now(), "", conversation(number, 6))
-                assert slot is not None
-                assert [slot.member.index] == homes[0][number]
-                slot.release()
 
     asyncio.run(scenario())
 
@@ -508,11 +533,11 @@ def test_a_stream_that_was_paused_while_it_waited_is_paused_where_it_begins(monk
     async def scenario() -> None:
         async with remotes((well,), settings=({"max_in_flight": 1},)) as (router, _, _):
             first, second = send(router, "first"), send(router, "second")
-            second.pause()
+            second.request.pause()
             assert paused == [], "it waits"
             assert (await answer(first))[1].outcome == "done"
             assert paused == ["second"]
-            second.resume()
+            second.request.resume()
             assert (await answer(second))[1].outcome == "done"
 
     asyncio.run(scenario())
@@ -524,7 +549,7 @@ def test_a_conversation_goes_anywhere_where_that_is_wanted() -> None:
         async with remotes((well, well, well), routing_config=routing_config) as (router, _, servers):
             for number in range(24):
                 request = Request(id=f"r{number}", model="tiny")
-                await answer(router.submit(request, Relay(path="/chat/completions", body=conversation(0, 1))))
+                await answer(open_stream(router, request, Relay(path="/chat/completions", body=conversation(0, 1))))
             assert len(set(where(servers, conversation(0, 1)))) == 3
 
     asyncio.run(scenario())

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from inferd.router.stream import Stream
 from inferd.router.ticket import Ticket
-from inferd.types import Request
+from inferd.types import Item, Request
+
+
+def ticket_of(stream: Stream) -> Ticket:
+    """The ticket that a stream reads."""
+    assert isinstance(stream.request, Ticket)
+    return stream.request
+
+
+class Nowhere:
+    """A sink and a dispatcher for tickets that are only moved."""
+
+    def deliver(self, item: Item) -> None: ...
+    def cancel(self, ticket: Ticket) -> None: ...
+    def pause(self, ticket: Ticket, is_paused: bool) -> None: ...
 
 
 def ticket(
@@ -32,4 +46,4 @@ def ticket(
         deadline_s=deadline_s,
         first_byte_s=first_byte_s,
     )
-    return Ticket(request, Stream(request.id, lambda: None), number, expires_at)
+    return Ticket(request, Nowhere(), Nowhere(), number, expires_at)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import cast
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferd.errors import QuotaExceeded, StateUnavailable
-from inferd.state.database import Database, Instant, Transaction
+from inferd.state.database import Database, Instant, Transaction, Value
 from inferd.state.open import open_database
 from inferd.state.presence import Members
 from inferd.tenancy.leases import Claimant, Leases, split
@@ -76,6 +77,29 @@ class Breaking:
         raise StateUnavailable("the connection broke after the commit")
 
 
+class Interrupted:
+    """A database whose next transaction calls ``act`` before its first change, once all was read."""
+
+    def __init__(self, database: Database, act: Callable[[], None]) -> None:
+        self._database = database
+        self._act: Callable[[], None] | None = act
+        self.reading = database.reading
+
+    @contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[Transaction]:
+        with self._database.transaction(durable=durable) as begun, pytest.MonkeyPatch.context() as patch:
+            execute = begun.execute
+
+            def interrupted(sql: str, values: Sequence[Value] = ()) -> int:
+                act, self._act = self._act, None
+                if act is not None:
+                    act()
+                return execute(sql, values)
+
+            patch.setattr(begun, "execute", interrupted)
+            yield begun
+
+
 class Server:
     def __init__(self, world: World, name: str, limits: Limits = LIMITS, owner: str = "key:k") -> None:
         self.world = world
@@ -86,12 +110,24 @@ class Server:
         self.leases = Leases(self.limiter, Seat(world, name), lambda: world.now)
         self.running: list[tuple[Reservation, int]] = []
 
-    def tick(self) -> None:
-        self.leases.exchange(self.world.database)
+    def tick(self, database: Database | None = None) -> None:
+        self.leases.exchange(database or self.world.database)
 
     def break_off(self, *, is_committed: bool) -> None:
         """An exchange whose writing fails: before it, or when it is done and nothing more is heard."""
         self.leases.exchange(cast(Database, Breaking(self.world.database, is_committed)))
+
+    def between(self, act: Callable[[Database], None], other: Callable[[], None]) -> None:
+        """``act`` on the database, with ``other`` in another thread once ``act`` has read and is about to write."""
+        with ThreadPoolExecutor(1) as pool:
+            begun: list[Future[None]] = []
+
+            def begin() -> None:
+                begun.append(pool.submit(other))
+                wait(begun, timeout=0.5)  # it waits for the lock, and would else be done by then
+
+            act(cast(Database, Interrupted(self.world.database, begin)))
+            begun[0].result()
 
     def ask(self, tokens: int = 1) -> bool:
         try:
@@ -199,6 +235,53 @@ def test_a_share_travels_with_what_is_in_it(world: World) -> None:
     assert sum(server.level("tokens") for server in servers) == pytest.approx(300)
     for server in servers:
         assert server.level("tokens") == pytest.approx(300 * server.share(), abs=1.0)
+
+
+@pytest.fixture
+def second_database(world: World, state_url: str, tmp_path: Path) -> Iterator[Database]:
+    """Another connection, as another server has."""
+    made = open_database(state_url, tmp_path)
+    yield made
+    made.close()
+
+
+def test_of_servers_that_lease_at_the_same_moment_one_waits_for_the_other(
+    world: World, second_database: Database
+) -> None:
+    first = Server(world, "a")
+    joined: list[Server] = []
+
+    def join() -> None:
+        joined.append(Server(world, "b"))
+        joined[0].tick(second_database)
+
+    first.between(first.tick, join)
+    assert (first.share(), joined[0].share()) == (1.0, 0.0), "the first knew of no other"
+
+
+def test_a_server_that_returns_its_shares_while_another_leases_returns_no_level_twice(
+    world: World, second_database: Database
+) -> None:
+    first = Server(world, "a")
+    first.tick()
+    assert first.ask(300)
+    first.settle()
+    second = Server(world, "b")
+    second.tick()
+    assert not second.ask(300), "it has no share yet"
+    for server in (second, first):
+        server.tick()
+    assert first.share() == pytest.approx(0.5)
+    assert second.share() == 0.0, "half is free"
+    first.between(first.leases.release, lambda: second.tick(second_database))
+    world.alive.discard("a")
+    granted = 0
+    for _ in range(3):
+        while second.ask(50):
+            second.settle()
+            granted += 50
+        second.tick()
+    assert granted == 300, "of 600, half was used before"
 
 
 def test_a_newcomer_gets_its_part_within_two_exchanges(world: World) -> None:

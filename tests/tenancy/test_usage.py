@@ -59,6 +59,33 @@ def test_sums_by_whatever_is_asked(database: Database, tmp_path: Path) -> None:
     assert list((tmp_path / "usage").iterdir()) == []
 
 
+def test_the_use_of_devices_is_summed_beside_requests_and_counts_as_none(database: Database, tmp_path: Path) -> None:
+    journal = UsageJournal(tmp_path, None)
+    journal.record(entry("a"))
+    journal.record(entry("b"))
+    journal.record(Entry(NOON, "a", "", "m", 0, 0, 0, 1.5, None))
+    journal.enter(database)
+    journal.record(Entry(NOON, "a", "", "m", 0, 0, 0, 0.5, 200.0))
+    journal.enter(database)
+    journal.record(Entry(NOON, "a", "", "m", 0, 0, 0, 1.0, None))
+    journal.record(Entry(NOON, "a", "", "m", 0, 0, 0, 1.0, 50.0))
+    journal.enter(database)
+    found = read_usage(database, by=("tenant",))
+    assert [(row.tenant, row.requests, row.device_s, row.energy_j) for row in found] == [
+        ("a", 1, 4.0, 250.0),
+        ("b", 1, 0.0, None),
+    ]
+    journal.close(database)
+
+
+def test_a_journal_of_an_older_version_is_entered(database: Database, tmp_path: Path) -> None:
+    journal = UsageJournal(tmp_path, None)
+    journal.record((NOON, "t", "key", "m", 3, 4))  # type: ignore[arg-type]
+    journal.enter(database)
+    assert total(database) == (1, 3, 4)
+    journal.close(database)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(st.lists(st.sampled_from(["record", "record", "enter", "fail", "crash"]), max_size=40))
 def test_each_record_counts_once(database: Database, tmp_path: Path, steps: list[str]) -> None:
@@ -100,7 +127,7 @@ class _Failing:
         self._database = database
         self.where = database.where
         self.reading, self.check = database.reading, database.check
-        self.is_local, self.close = database.is_local, database.close
+        self.is_local, self.close, self.erase = database.is_local, database.close, database.erase
 
     def transaction(self, *, durable: bool = True) -> _Rollback:
         return _Rollback(self._database)

@@ -11,11 +11,13 @@ from tests.worker.tiny_backend import Prepared, TinyBackend
 from tests.worker.watching import until_now
 
 from inferd import clock
+from inferd.answer_form import AnswerForm, Regex
+from inferd.backend import TakesLong
 from inferd.config import ModelConfig
 from inferd.types import Chat, GenerateRequest, TextPrompt
-from inferd.worker.intake import Intake
+from inferd.worker.intake import NUM_TRYING, Intake
 from inferd.worker.loop import Add, Drop, Inbox
-from inferd.worker.messages import Detokenize, Detokenized, FromWorker, Outputs, Tokenize, Tokenized
+from inferd.worker.messages import Check, Checked, Detokenize, Detokenized, FromWorker, Outputs, Tokenize, Tokenized
 
 
 class SlowToPrepare(TinyBackend):
@@ -26,7 +28,7 @@ class SlowToPrepare(TinyBackend):
         self.begun = threading.Semaphore(0)
         self.may_go_on = threading.Semaphore(0)
 
-    def prepare(self, request: GenerateRequest) -> Prepared:
+    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
         self.begun.release()
         assert self.may_go_on.acquire(timeout=10)
         return super().prepare(request)
@@ -51,6 +53,9 @@ def started(backend: TinyBackend) -> tuple[Intake, Inbox, list[FromWorker]]:
     sent: list[FromWorker] = []
     intake = Intake(backend, inbox, sent.append)
     threading.Thread(target=intake.run, daemon=True).start()
+    threading.Thread(target=intake.run_formed, daemon=True).start()
+    for _ in range(NUM_TRYING):
+        threading.Thread(target=intake.run_tried, daemon=True).start()
     threading.Thread(target=intake.run_calls, daemon=True).start()
     return intake, inbox, sent
 
@@ -157,3 +162,92 @@ def test_a_request_whose_deadline_has_passed_is_not_even_prepared() -> None:
     assert isinstance(work, Add)
     assert work.request_id == "in time"
     assert not backend.begun.acquire(blocking=False), "the late one was never prepared"
+
+
+def test_a_form_that_takes_long_to_compile_keeps_no_other_request_waiting() -> None:
+    class SlowToCompile(SlowToPrepare):
+        def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
+            return super().prepare(request) if request.form is not None else TinyBackend.prepare(self, request)
+
+    backend = SlowToCompile()
+    intake, inbox, _ = started(backend)
+    form = AnswerForm(constraint=Regex(pattern="a", at="guided_regex"))
+    intake.submit(msgspec.structs.replace(request("formed"), form=form))
+    assert backend.begun.acquire(timeout=10)
+    intake.submit(request("plain"))
+    first = inbox.get(timeout=10)
+    assert isinstance(first, Add)
+    assert first.request_id == "plain"
+    assert intake.is_busy
+    backend.may_go_on.release()
+    second = inbox.get(timeout=10)
+    assert isinstance(second, Add)
+    assert second.request_id == "formed"
+    until_now(settled(intake), "both are prepared")
+
+
+class SlowToTry(SlowToPrepare):
+    """Forms whose pattern is "slow" must be tried."""
+
+    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
+        form = request.form
+        if form is None or not isinstance(form.constraint, Regex) or form.constraint.pattern != "slow":
+            return TinyBackend.prepare(self, request)
+        if not may_take_long:
+            raise TakesLong
+        return super().prepare(request)
+
+
+def formed(name: str, pattern: str, tenant: str) -> GenerateRequest:
+    form = AnswerForm(constraint=Regex(pattern=pattern, at="guided_regex"))
+    return msgspec.structs.replace(request(name), form=form, tenant=tenant)
+
+
+def added(inbox: Inbox) -> str:
+    work = inbox.get(timeout=10)
+    assert isinstance(work, Add)
+    return work.request_id
+
+
+def test_forms_that_are_tried_hold_up_no_other_form_and_no_other_tenant() -> None:
+    backend = SlowToTry()
+    intake, inbox, _ = started(backend)
+    for number in range(6):
+        intake.submit(formed(f"bomb {number}", "slow", "a"))
+    for _ in range(2):
+        assert backend.begun.acquire(timeout=10)
+    assert not backend.begun.acquire(timeout=0.1), "a tenant has all threads"
+    intake.submit(formed("quick", "a", "a"))
+    assert added(inbox) == "quick"
+    intake.submit(formed("other", "slow", "b"))
+    assert backend.begun.acquire(timeout=10)
+    backend.may_go_on.release(7)
+    assert {added(inbox) for _ in range(7)} == {"other", *(f"bomb {number}" for number in range(6))}
+    until_now(settled(intake), "all are prepared")
+
+
+def test_checking_a_form_that_is_tried_holds_up_no_call_of_the_tokenizer() -> None:
+    backend = SlowToTry()
+    intake, _, sent = started(backend)
+    intake.call(Check(1, [formed("c", "slow", "a")]))
+    assert backend.begun.acquire(timeout=10)
+    intake.call(Detokenize(2, [97]))
+    until_now(lambda: len(sent) == 1, "the call is answered")
+    backend.may_go_on.release()
+    until_now(lambda: len(sent) == 2, "the check is answered")
+    assert sent == [Detokenized(2, "a"), Checked(1)]
+
+
+def test_a_request_that_waits_for_a_trial_can_be_cancelled() -> None:
+    backend = SlowToTry()
+    intake, inbox, sent = started(backend)
+    for number in range(3):
+        intake.submit(formed(f"bomb {number}", "slow", "a"))
+    for _ in range(2):
+        assert backend.begun.acquire(timeout=10)
+    intake.cancel("bomb 2")
+    assert ends(sent) == [("bomb 2", "cancelled")]
+    backend.may_go_on.release(2)
+    until_now(settled(intake), "all are looked at")
+    assert {added(inbox), added(inbox)} == {"bomb 0", "bomb 1"}
+    assert inbox.empty()

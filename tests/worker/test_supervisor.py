@@ -33,6 +33,7 @@ from tests.worker.watching import (
 from inferd.config import Config, ModelConfig
 from inferd.events import ReplicaChanged
 from inferd.router.router import Router
+from inferd.router.stream import open_stream
 from inferd.worker import process as process_module
 from inferd.worker.supervisor import Patience, _Watch, restart_delay
 
@@ -68,7 +69,7 @@ async def restarted(times: int) -> tuple[list[int], list[int], list[int]]:
         for life in range(2, times + 2):
             os.kill(worker_pid(router), signal.SIGKILL)
             await until(lambda life=life: witness.count("ready") == life, f"life {life} is ready")  # type: ignore[misc]
-        assert text_of(await outputs_of(router.submit(ask()))) == letters(4)
+        assert text_of(await outputs_of(open_stream(router, ask()))) == letters(4)
         await asyncio.sleep(0)
         return before, books(), children(os.getpid())
 
@@ -81,6 +82,7 @@ def test_many_restarts_leave_no_process_descriptor_thread_or_task_behind() -> No
     assert children(os.getpid()) == others
 
 
+@pytest.mark.interpreted("replaces a function of a compiled module")
 def test_the_check_for_leaks_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
     leaked: list[int] = []
     real = process_module._exited
@@ -99,7 +101,7 @@ def test_the_check_for_leaks_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_ignores_the_signals_of_terminals_and_service_managers() -> None:
     async def scenario() -> None:
         async with serving() as (router, witness):
-            stream = router.submit(ask("pace=0.02", max_tokens=10))
+            stream = open_stream(router, ask("pace=0.02", max_tokens=10))
             await anext(stream)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 os.kill(worker_pid(router), number)
@@ -113,7 +115,7 @@ def test_a_worker_that_grows_tells_how_much_memory_it_has() -> None:
     async def scenario() -> None:
         async with serving() as (router, witness):
             before, more = worker(router).rss_bytes, 100_000_000
-            await outputs_of(router.submit(ask(f"grow={more}")))
+            await outputs_of(open_stream(router, ask(f"grow={more}")))
             await until(lambda: router.models()[0].memory_bytes > before + 0.9 * more, "it has told its size")
             told = [event for event in witness.events if isinstance(event, ReplicaChanged) and event.state == "ready"]
             assert told[-1].rss_bytes == router.models()[0].memory_bytes
@@ -168,7 +170,7 @@ def test_a_model_that_was_ready_once_is_tried_again_after_a_failed_load(tmp_path
             gone.touch()
             os.kill(worker_pid(router), signal.SIGKILL)
             await until(lambda: witness.count("died") >= 3, "it died and two loads failed")
-            waiting = router.submit(ask())
+            waiting = open_stream(router, ask())
             gone.unlink()
             assert text_of(await outputs_of(waiting)) == letters(4)
 
@@ -192,7 +194,7 @@ def test_a_worker_that_was_of_use_is_back_at_once_however_often_it_is_killed() -
     async def scenario() -> None:
         async with serving() as (router, witness):
             for life in range(1, 9):
-                assert text_of(await outputs_of(router.submit(ask(name=f"r{life}")))) == letters(4)
+                assert text_of(await outputs_of(open_stream(router, ask(name=f"r{life}")))) == letters(4)
                 pid = worker_pid(router)
                 os.kill(pid, signal.SIGKILL)
                 await until(lambda life=life: witness.count("died") == life, "it is dead")  # type: ignore[misc]
@@ -224,7 +226,7 @@ def test_useful_lives_that_end_again_and_again_count_as_a_crash_loop_too(caplog:
         patience = msgspec.structs.replace(IMPATIENT, burst=2)
         async with serving(patience=patience) as (router, witness):
             for life in range(2, 6):
-                assert text_of(await outputs_of(router.submit(ask(name=f"r{life}")))) == letters(4)
+                assert text_of(await outputs_of(open_stream(router, ask(name=f"r{life}")))) == letters(4)
                 os.kill(worker_pid(router), signal.SIGKILL)
                 await until(lambda life=life: witness.count("ready") == life, f"life {life} is ready")  # type: ignore[misc]
 
@@ -251,7 +253,7 @@ def test_while_no_process_can_be_started_for_want_of_descriptors_the_model_is_no
         monkeypatch.setattr(socket, "socketpair", exhausted)  # the loop has its own by now
         patience = msgspec.structs.replace(IMPATIENT, first_delay_s=0.001)
         async with serving(patience=patience) as (router, _):
-            assert text_of(await outputs_of(router.submit(ask()))) == letters(4)
+            assert text_of(await outputs_of(open_stream(router, ask()))) == letters(4)
 
     asyncio.run(scenario())
     assert tries > 8

@@ -8,7 +8,9 @@ a test see how far it is and let it go on.
     "hang" / "raise" / "die"     in the step that would make the first token
     "hang@3"           ... in the one that would make the fourth
     "die-once=PATH"    dies unless PATH exists, and makes it
+    "raise-once=PATH"  raises unless PATH exists, and makes it; of several workers one raises
     "gate=PATH"        no token before PATH exists
+    "end=PATH"         the token that is made when PATH exists is the last one
     "mark=PATH"        makes PATH when the request is first computed
     "grow=1000000"     takes so many bytes of memory, for good
     "invalid" / "defect"   refused, or a bug, while it is prepared
@@ -19,10 +21,12 @@ The model's own source may have ``books=PATH``: a file to which each token is no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import string
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,7 +98,7 @@ class TinyBackend:
         books = dict(word.partition("=")[::2] for word in config.source.split()).get("books")
         self._books = None if books is None else os.open(books, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
-    def prepare(self, request: GenerateRequest) -> Prepared:
+    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
         text = text_of(request.prompt)
         words = dict(word.partition("=")[::2] for word in text.split())
         if "invalid" in words:
@@ -127,11 +131,13 @@ class TinyBackend:
 
     def step(self, now: float) -> tuple[list[Output], StepStats]:
         self._batch = [p for p in self.requests.values() if self._is_open(p)][:MAX_NUM_SEQS]
+        began = time.monotonic()
         self._misbehave()
         cancelled, self._cancelled = self._cancelled, []
         outputs = [self._end(p, End("cancelled", self._usage(p))) for p in cancelled]
         outputs += [self._token(p, now) for p in self._batch]
-        return outputs, StepStats(num_running=len(self.requests), step_tokens=len(self._batch))
+        step_s = time.monotonic() - began
+        return outputs, StepStats(num_running=len(self.requests), step_tokens=len(self._batch), step_s=step_s)
 
     def _misbehave(self) -> None:
         for prepared in self._batch:
@@ -144,6 +150,10 @@ class TinyBackend:
             if once is not None and not os.path.exists(once):
                 Path(once).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            if "raise-once" in words:
+                with contextlib.suppress(FileExistsError):
+                    Path(words["raise-once"]).touch(exist_ok=False)
+                    raise RuntimeError("a defect of one worker")
             if prepared.is_due("die"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if prepared.is_due("hang"):
@@ -162,7 +172,8 @@ class TinyBackend:
             os.write(self._books, b"%d %d\n" % (num_prompt, request.sampling.n))
         token = prepared.made % 26
         prepared.made += 1
-        is_last = prepared.made >= prepared.wanted
+        end = prepared.words.get("end")
+        is_last = prepared.made >= prepared.wanted or (end is not None and os.path.exists(end))
         finish = "length" if is_last else None
         deltas = tuple(
             Delta(index, string.ascii_lowercase[token], (token,), None, finish)  # type: ignore[arg-type]

@@ -209,6 +209,14 @@ def test_a_template_that_does_not_compile_names_its_file(folder: Path, source: s
         loaded(folder)
 
 
+def test_a_template_has_a_mebibyte_of_characters_at_most(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("x" * 2**20)
+    assert rendered(folder) == "x" * 2**20
+    (folder / "chat_template.jinja").write_text("x" * (2**20 + 1))
+    with pytest.raises(ModelLoadError, match=r"chat_template\.jinja has 1048577 characters, more than 1048576"):
+        loaded(folder)
+
+
 @pytest.mark.parametrize("entry", [5, [{"name": "x"}], ["x"], {"a": "b"}])
 def test_an_odd_template_entry_names_its_file(folder: Path, entry: object) -> None:
     configure(folder, entry)
@@ -361,6 +369,7 @@ BOMBS = {
     "indent by text": "{{ ('a\\n' * 1000000) | indent('x' * 999) }}",
     "tojson by text": "{{ range(50000) | list | tojson(indent='x' * 100000) }}",
     "sum of lists": "{{ ([[1] * 1000] * 1000) | sum(start=[]) }}",
+    "text at random": "{{ lipsum(n=50000) }}",
 }
 
 
@@ -433,6 +442,7 @@ BOUNDS = {
     "a list that is written": ("{{ [[0] * 14, 'a' * N] | length }}", 2000 - 64 * 17),
     "a dict that is made": ("{{ {'k' * 100: 'a' * N} | length }}", 2000 - 64 * 3 - 100),
     "a dict that is called": ("{{ dict(k='a' * N) | length }}", 2000 - 64 * 3 - 1),
+    "a captured list": ("{% set z %}{{ ['\\x01' * N] }}{% endset %}", 499),  # 4 characters for each of the text
     "captured text": ("{% for i in range(N) %}{% set z %}{{ 'a' * 1000 }}{% endset %}{% endfor %}", 5),
     "plain text of a loop": ("{% for i in range(N) %}{% set z %}xxxxxxxxxx{% endset %}{% endfor %}", 500),
     "plain text of a macro": (

@@ -265,6 +265,18 @@ def test_a_status_of_eighty_columns_cuts_nothing() -> None:
         assert cell in words
 
 
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_notation_of_calls_and_the_result_of_its_check_are_shown(width: int) -> None:
+    told = "hermes (calls <tool_call>; from the chat template), a call and two calls parsed back"
+    whole = report("serving", "ready", "ready")
+    models = [msgspec.structs.replace(whole.models[0], answer_format=told), whole.models[1]]
+    written = io.StringIO()
+    Console(file=written, width=width).print(rendered(msgspec.structs.replace(whole, models=models), "here", width))
+    words = " ".join(written.getvalue().split())
+    assert words.count("tool calls and reasoning: ") == 1
+    assert told in words
+
+
 def test_a_reload_that_takes_its_time_is_shown() -> None:
     quiet = report("serving", "ready")
     assert "reload" not in shown(quiet)

@@ -17,6 +17,7 @@ from inferd.checkpoints.decoder_config import FAMILIES, Source
 from inferd.checkpoints.stored.writing import Shards, description, stored_parts
 from inferd.checkpoints.weights import Weights
 from inferd.cli.main import cli, main
+from inferd.config.units import bytes_text
 from inferd.engine.calibrate import checkpoint
 from inferd.engine.calibrate.checkpoint import quantise
 from inferd.engine.calibrate.layers import observed_layers
@@ -61,6 +62,7 @@ def test_what_is_written_has_the_perplexity_on_its_card(
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"{result.after.value:.5g}" in card
     assert "sha256:" in card
+    assert f"| size | {bytes_text(result.before_bytes)} -> {bytes_text(result.after_bytes)} (" in card
     assert ("nats a token from the original's answers" in card) == (method == "tuned")
     assert result.after_bytes == (tmp_path / "out" / "model.safetensors").stat().st_size < result.before_bytes
     assert not (tmp_path / "out.unfinished").exists()

@@ -85,7 +85,7 @@ class World:
             step = self.scheduler.schedule()
             began = self.now
             is_decoding = all(part.count == 1 for part in step.slices)
-            self.speculation.extend(step)
+            self.speculation.extend(step, {})
             grown = self._grown()
             self.now += self.step_s(step.num_tokens)
             self.scheduler.commit(step)

@@ -404,11 +404,11 @@ def test_no_row_is_computed_behind_the_last_token_that_may_come(tiny_model: Path
     seen: list[SampleRow] = []
     sample = engine._sampler.sample
 
-    def watched(logits: torch.Tensor, rows: list[SampleRow]) -> Any:
+    def watched(logits: torch.Tensor, rows: list[SampleRow], masks: Any) -> Any:
         seen.extend(rows)
-        return sample(logits, rows)
+        return sample(logits, rows, masks)
 
-    engine._sampler.sample = watched  # type: ignore[method-assign]
+    engine._sampler.sample = watched  # type: ignore[assignment, method-assign]
     engine.add(engine.prepare(make("r", [50, 51, 52], max_tokens=12, logit_bias={77: 100.0})), 0.0)
     accepted = 0
     while engine.due(0.0) is not None:

@@ -11,7 +11,15 @@ import msgspec
 import pytest
 from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, Running, running
 
-from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, TenantReport
+from inferd.gateway.control import (
+    DeviceReport,
+    EnergyReport,
+    ModelReport,
+    ReloadReport,
+    ServerReport,
+    TenantReport,
+    UseReport,
+)
 from inferd.tenancy.keys import KeySpec
 from inferd.tenancy.principal import OPERATOR, Limits, Principal, Scope
 
@@ -59,6 +67,20 @@ def test_actions_reach_the_server(server: Running, control: FakeControl) -> None
     assert ask(server, "GET", "models/a/load").status_code == 405
 
 
+def test_the_phases_of_loads_are_shown_of_the_models_that_a_key_may_use(control: FakeControl) -> None:
+    with running(FakeRouter("tiny", "team-b"), control=control, principal=OPERATOR) as server:
+        everything = ask(server, "GET", "startup").json()
+    assert everything["gateway"]["phases"] == [{"name": "import", "begin_s": 0.0, "seconds": 0.5}]
+    assert [(load["model"], load["state"], load["reason"]) for load in everything["loads"]] == [
+        ("tiny", "ready", ""),
+        ("team-b", "failed", "No file /secret."),
+    ]
+    with running(FakeRouter("tiny", "team-b"), door=FakeDoor(KEYS), control=control) as server:
+        (own,) = ask(server, "GET", "startup", "narrow").json()["loads"]
+        assert ask(server, "GET", "startup", "user").status_code == 403
+    assert (own["model"], own["cause"], own["restarts"], own["reason"]) == ("team-b", "restart", 2, "")
+
+
 def test_a_models_name_may_have_slashes(control: FakeControl) -> None:
     with running(FakeRouter("org/chat"), control=control, principal=OPERATOR) as server:
         assert ask(server, "POST", "models/org/chat/load").status_code == 200
@@ -70,6 +92,32 @@ def test_an_admin_of_some_models_sees_no_others(server: Running, control: FakeCo
     assert ask(server, "POST", "models/a/unload", "narrow").status_code == 404
     assert ask(server, "POST", "models/team-b/unload", "narrow").status_code == 200
     assert control.asked == ["unload team-b"]
+
+
+def _use(name: str) -> UseReport:
+    return UseReport(
+        name=name,
+        device_s=1.0,
+        energy_j=2.0,
+        tokens=3,
+        device_s_per_1000_tokens=4.0,
+        energy_j_per_1000_tokens=5.0,
+        cost=6.0,
+    )
+
+
+def _device(name: str) -> DeviceReport:
+    return DeviceReport(
+        device="gpu0",
+        kind="gpu",
+        name=name,
+        duty=0.5,
+        memory_used_bytes=None,
+        memory_total_bytes=None,
+        temperature_c=None,
+        power_w=None,
+        idle_j=None,
+    )
 
 
 class Crowded(FakeControl):
@@ -87,6 +135,12 @@ class Crowded(FakeControl):
                 TenantReport(name="ops", limits={"requests": 5.0}, used={"requests": 1.0}),
                 TenantReport(name="canary", limits={"requests": 6.0}, used={"requests": 2.0}),
             ],
+            energy=EnergyReport(
+                currency="EUR",
+                devices=[_device("gpu of canary")],
+                models=[_use("team-b"), _use("canary")],
+                tenants=[_use("ops"), _use("canary")],
+            ),
         )
 
     def _report(self, name: str) -> ModelReport:
@@ -104,6 +158,9 @@ def test_a_tenants_admin_sees_what_is_its_own() -> None:
         assert [model["name"] for model in report["models"]] == ["team-b"]
         assert [tenant["name"] for tenant in report["tenants"]] == ["ops"]
         assert (report["memory_bytes"], report["memory_budget_bytes"]) == (10, None)
+        energy = report["energy"]
+        assert (energy["devices"], energy["models"]) == ([], []), "sums of all tenants"
+        assert [use["name"] for use in energy["tenants"]] == ["ops"]
         assert [model["name"] for model in ask(server, "GET", "status").json()["models"]] == ["a", "team-b", "canary"]
         for action in ("load", "restart"):
             assert b"canary" not in ask(server, "POST", f"models/team-b/{action}", "narrow").content

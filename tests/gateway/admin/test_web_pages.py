@@ -160,3 +160,11 @@ def test_no_page_of_any_origin_administrates() -> None:
 def test_the_control_socket_asks_for_neither() -> None:
     with running(principal=OPERATOR) as server:
         assert status(server, b"inferd") == 200
+
+
+def test_the_document_of_the_api_is_compressed_for_browsers(server: Running) -> None:
+    plain = server.http.get(server.url + "/openapi.json", headers={"accept-encoding": "identity"})
+    small = server.http.get(server.url + "/openapi.json", headers={"accept-encoding": "gzip"})
+    assert small.headers["content-encoding"] == "gzip"
+    assert small.json() == plain.json()
+    assert int(small.headers["content-length"]) < int(plain.headers["content-length"]) / 4

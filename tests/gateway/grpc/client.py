@@ -28,6 +28,7 @@ class Client:
         self._ended: dict[int, dict[str, str]] = {}
         self._said: dict[int, bytes] = {}
         self._reset: dict[int, int] = {}
+        self._goodbye: str | None = None
 
     def close(self) -> None:
         self._socket.close()
@@ -54,6 +55,10 @@ class Client:
             is_last = at + 16384 >= len(piece)
             self._state.send_data(number, piece[at : at + 16384], end_stream=end_stream and is_last)
 
+    def cancel(self, number: int) -> None:
+        """Break a call off; this leaves after what was sent before."""
+        self._state.reset_stream(number)
+
     def leave(self) -> None:
         """What was begun and sent leaves now, and nothing is waited for."""
         self._socket.sendall(self._state.data_to_send())
@@ -61,6 +66,8 @@ class Client:
     def answer(self, number: int) -> tuple[dict[str, str], bytes]:
         self._socket.sendall(self._state.data_to_send())
         while number not in self._ended and number not in self._reset:
+            if self._goodbye is not None:
+                return {"goodbye": self._goodbye}, b""
             received = self._socket.recv(65536)
             assert received, "the connection ended"
             for event in self._state.receive_data(received):
@@ -80,3 +87,5 @@ class Client:
                 self._ended[event.stream_id] = self._headers[event.stream_id]
             case h2.events.StreamReset():
                 self._reset[event.stream_id] = event.error_code
+            case h2.events.ConnectionTerminated():
+                self._goodbye = (event.additional_data or b"").decode()

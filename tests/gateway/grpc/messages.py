@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -23,3 +24,27 @@ def pool() -> DescriptorPool:
 @functools.cache
 def message_type(name: str) -> type[Message]:
     return message_factory.GetMessageClass(pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+def asking(*values: float, model: str = "twice", name: str = "x", **fields: Any) -> Any:
+    """A ModelInferRequest with one tensor of two columns."""
+    values = values or (1.0, 2.0)
+    parameters = fields.pop("parameters", {})
+    message: Any = message_type("ModelInferRequest")(model_name=model, **fields)
+    tensor = message.inputs.add(name=name, datatype="FP32", shape=[len(values) // 2, 2])
+    tensor.contents.fp32_contents.extend(values)
+    return with_parameters(message, parameters)
+
+
+def with_parameters(message: Any, parameters: dict[str, Any]) -> Any:
+    for key, value in parameters.items():
+        choice = message.parameters[key]
+        if isinstance(value, bool):
+            choice.bool_param = value
+        elif isinstance(value, int):
+            choice.int64_param = value
+        elif isinstance(value, float):
+            choice.double_param = value
+        else:
+            choice.string_param = value
+    return message

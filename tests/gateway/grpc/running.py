@@ -12,13 +12,13 @@ import grpc
 import msgspec
 import uvloop
 from tests.gateway.fakes import FakeRouter, FakeStatus, FakeStream, Told, info
-from tests.gateway.grpc.messages import message_type
+from tests.gateway.grpc.messages import message_type, with_parameters
 
 from inferd.config import Config, ServerConfig
 from inferd.gateway.grpc.server import GrpcServer
 from inferd.gateway.server import create_app
 from inferd.http.listener import reserve
-from inferd.types import End, Output, Prediction, PredictRequest, Relay, Request, TensorSpec, Timings, Usage
+from inferd.types import End, Output, Prediction, PredictRequest, Relay, Request, Sink, TensorSpec, Timings, Usage
 
 SERVICE = "inference.GRPCInferenceService"
 Answer = Callable[[PredictRequest], Sequence[Output]]
@@ -53,16 +53,16 @@ class PredictingRouter(FakeRouter):
     def reset(self) -> None:
         self.__init__()  # type: ignore[misc]
 
-    def submit(self, request: Request, relay: Relay | None = None) -> FakeStream:
+    def submit(self, request: Request, sink: Sink, relay: Relay | None = None) -> FakeStream:
         if self.defect is not None:
             raise self.defect
         if not isinstance(request, PredictRequest):
-            return super().submit(request, relay)
+            return super().submit(request, sink, relay)
         if self.refusal is not None:
             raise self.refusal
-        stream = FakeStream(request)
+        stream = FakeStream(request, sink)
         for output in self.answer(request) if self.answer is not None else ():
-            stream.put(output)
+            asyncio.get_running_loop().call_soon(stream.put, output)
         self.streams.append(stream)
         self.submitted.release()
         return stream
@@ -153,20 +153,6 @@ def text_request(text: str, **parameters: Any) -> Any:
     message: Any = message_type("ModelInferRequest")(model_name="tiny", id="t")
     message.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(text.encode())
     return with_parameters(message, parameters)
-
-
-def with_parameters(message: Any, parameters: dict[str, Any]) -> Any:
-    for key, value in parameters.items():
-        choice = message.parameters[key]
-        if isinstance(value, bool):
-            choice.bool_param = value
-        elif isinstance(value, int):
-            choice.int64_param = value
-        elif isinstance(value, float):
-            choice.double_param = value
-        else:
-            choice.string_param = value
-    return message
 
 
 def unary(channel: grpc.Channel, name: str, message: Any = None, **call: Any) -> Any:

@@ -6,6 +6,7 @@ import gc
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,11 +29,13 @@ from tests.gateway.grpc.running import (
 )
 from tests.worker.watching import until_now
 
+from inferd.app.audit import AuditTrail
 from inferd.config import ServerConfig
 from inferd.errors import InferdError, Overloaded, QuotaExceeded, _kinds
 from inferd.gateway.call import Call
 from inferd.gateway.errors import TABLE as HTTP_TABLE
 from inferd.gateway.grpc.statuses import TABLE
+from inferd.state.audit import AuditLog
 from inferd.tenancy.principal import Principal
 from inferd.types import PredictRequest, Usage
 
@@ -92,14 +95,20 @@ def test_each_failure_is_told_with_its_status_and_its_sentence(
     assert told.status == HTTP_TABLE[kind].status, "the log has the status that HTTP has for the same failure"
 
 
+def calls_alive() -> list[object]:
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), Call)]
+
+
 def test_a_call_that_failed_is_freed_when_it_is_over(server: GrpcRunning, connected: grpc.Channel) -> None:
     server.router.refusal = Overloaded("The queue is full.")
     gc.collect()
+    others = calls_alive()  # of other tests' servers; held, so that no new call gets the identity of an old one
+    known = {id(call) for call in others}
     gc.disable()
     try:
         failure(connected)
         server.router.refusal = None  # the fake's, which has a traceback now
-        until_now(lambda: not any(issubclass(type(thing), Call) for thing in gc.get_objects()), "nothing has it", 5)
+        until_now(lambda: all(id(call) in known for call in calls_alive()), "nothing has it", 5)
     finally:
         gc.enable()
 
@@ -446,6 +455,23 @@ def test_models_are_loaded_and_unloaded_by_operators_alone(guarded: Guarded) -> 
         assert error.code() == StatusCode.INVALID_ARGUMENT
         error = failure(channel, "RepositoryModelLoad", named_model("nothing"), metadata=boss)
         assert error.code() == StatusCode.NOT_FOUND
+
+
+def test_a_refused_call_for_administration_is_in_the_audit_log(tmp_path: Path) -> None:
+    door = FakeDoor({"good": Principal(key_id="k", tenant="acme")})
+    trail = AuditTrail(tmp_path, lambda event: None)
+    with running(door=door, control=FakeControl(), audit=trail) as server, server.channel() as channel:
+        failure(channel, "RepositoryModelLoad", named_model("digits"), metadata=GOOD)
+        for _ in range(2):
+            failure(channel, "RepositoryModelLoad", named_model("digits"), metadata=(("authorization", "Bearer x"),))
+        failure(channel, "ModelMetadata", metadata=(("authorization", "Bearer x"),))
+    trail.close()
+    entries = AuditLog(tmp_path).entries()
+    path = "/inference.GRPCInferenceService/RepositoryModelLoad"
+    assert [(one.actor, one.tenant, one.action, one.target, one.outcome, one.detail) for one in entries] == [
+        ("address:127.0.0.1", "", "authenticate", path, "refused", "invalid_api_key, 2 times within 60 s"),
+        ("key:k", "acme", "authenticate", path, "refused", "insufficient_permissions from 127.0.0.1"),
+    ]
 
 
 def named_model(name: str) -> Any:

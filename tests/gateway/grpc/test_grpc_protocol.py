@@ -17,7 +17,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection_pb2
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.gateway.grpc.messages import message_type, pool
 from tritonclient.grpc import model_config_pb2, service_pb2  # type: ignore[import-untyped]
@@ -164,6 +164,7 @@ def plain(value: Any) -> Any:
 @given(st.sampled_from(NAMES), st.binary(max_size=20))
 @example("ServerReadyRequest", bytes.fromhex("889590dc8800bca514"))
 @example("ServerReadyRequest", bytes.fromhex("0b889590dc8800bc0c"))
+@example("RepositoryModelLoadResponse", bytes.fromhex("0501010101"))
 def test_what_protobuf_does_not_read_is_refused(name: str, body: bytes) -> None:
     try:
         message_type(name).FromString(body)
@@ -171,8 +172,11 @@ def test_what_protobuf_does_not_read_is_refused(name: str, body: bytes) -> None:
         with pytest.raises(InvalidRequest):
             protocol().read(name, body)
     else:
-        assume(b"\0" not in body)  # the library lets a field 0, which there is not, end some messages and groups
-        protocol().read(name, body)
+        try:
+            protocol().read(name, body)
+        except InvalidRequest:
+            # The library reads some messages with a field 0, which there is not. Its tags are the numbers below 8.
+            assert any(byte < 8 for byte in body)
 
 
 def test_a_text_of_zeros_is_no_default() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import struct
+import time
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from tests.worker.watching import until_now
 
 from inferd.config import ServerConfig
 from inferd.errors import InvalidRequest, Overloaded
+from inferd.events import HttpServed
 from inferd.gateway.grpc import streams
 from inferd.tenancy.principal import Principal
 from inferd.types import Delta, End, Output, Prediction, PredictRequest, Usage
@@ -291,6 +293,28 @@ def test_answers_that_a_client_does_not_read_are_not_computed() -> None:
         assert error.code() == StatusCode.ABORTED
         assert "send_timeout_s" in error.details()
         asking.close()
+
+
+def test_a_call_tells_how_long_the_reader_of_the_stream_kept_it_waiting() -> None:
+    with running(config=ServerConfig(port=0, grpc_port=0, grace_s=1, send_timeout_s=10)) as server:
+        large = Prediction(b"\x32\x80\x80\x40" + bytes(1 << 20))
+        server.router.answer = lambda request: [Output(request.id, (), None, End("done", Usage(1)), large)]
+        with server.channel() as channel:
+            asking = Asking(channel, timeout=60)
+            for _ in range(20):
+                asking.say(infer_request())
+            for _ in range(2):
+                assert server.router.submitted.acquire(timeout=10)
+            time.sleep(0.3)  # the answers wait meanwhile
+            for _ in range(20):
+                next(asking.answers)
+            asking.close()
+            assert list(asking.answers) == []
+        for _ in range(20):
+            assert server.emitted.acquire(timeout=10)
+        calls = [event for event in server.events if isinstance(event, HttpServed)]
+        assert sum(call.blocked_s for call in calls) > 0.2
+        assert all(call.received_s is not None and call.submitted_s is not None for call in calls)
 
 
 def test_a_stream_that_is_idle_ends_when_the_server_leaves() -> None:

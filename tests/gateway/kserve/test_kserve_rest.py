@@ -14,8 +14,8 @@ from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, FakeStatus, R
 
 from inferd.config import BatchingConfig, Config, ModelConfig, ServerConfig, VersionsConfig
 from inferd.errors import InvalidRequest, Unavailable
-from inferd.gateway.decode import OFF_LOOP_BYTES
-from inferd.gateway.kserve.wire import read_infer
+from inferd.gateway.body.decode import OFF_LOOP_BYTES
+from inferd.gateway.kserve.parameters import read_infer
 from inferd.observe.statistics import BatchTally, ModelTally, Span
 from inferd.tenancy.principal import OPERATOR, Principal
 from inferd.types import ModelInfo, Prediction, PredictRequest, TensorSpec

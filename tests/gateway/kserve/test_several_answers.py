@@ -6,11 +6,9 @@ import asyncio
 from pathlib import Path
 
 import httpx
-import pytest
 from tests.worker.watching import until
 
 from inferd.config import Config, ModelConfig, ServerConfig
-from inferd.gateway.repeated.heads import HeadCache
 from inferd.gateway.server import create_app
 from inferd.http.listener import HttpServer
 from inferd.router.router import Router
@@ -46,27 +44,18 @@ async def asked(folder: Path, number: int) -> httpx.Response:
         await router.stop()
 
 
-@pytest.fixture(params=["the direct path", "the general path"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "the general path":
-        monkeypatch.setattr(HeadCache, "serve", lambda cache, client, data: False)
-
-
-@pytest.mark.usefixtures("way")
 def test_one_answer_is_the_answer(tmp_path: Path) -> None:
     answer = asyncio.run(asked(tmp_path, 1))
     assert answer.status_code == 200
     assert answer.json()["outputs"][0]["data"] == [1]
 
 
-@pytest.mark.usefixtures("way")
 def test_several_answers_are_refused_and_the_rest_is_not_computed(tmp_path: Path) -> None:
     answer = asyncio.run(asked(tmp_path, 10**9))
     assert answer.status_code == 400
     assert "ModelStreamInfer" in answer.json()["error"]
 
 
-@pytest.mark.usefixtures("way")
 def test_no_answer_is_an_error_of_the_model(tmp_path: Path) -> None:
     answer = asyncio.run(asked(tmp_path, 0))
     assert answer.status_code == 500

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import openai
 import pytest
 from tests.gateway.fakes import FakeRouter, Running, logprob, post, running, sse, words
 
-from inferd.types import Chat, Delta, End, Failure, GenerateRequest, Output, PromptReport, Usage
+from inferd.answer_form import AnswerForm, ToolUse
+from inferd.types import CallDelta, Chat, Delta, End, Failure, GenerateRequest, Output, PromptReport, Usage
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -218,24 +219,70 @@ def test_harmless_fields_are_ignored_and_listed(server: Running) -> None:
     assert set(reply.headers["x-inferd-ignored-params"].split(",")) == {"user", "store", "metadata", "service_tier"}
 
 
-def test_tool_calls_are_parsed_the_same_streamed_or_not(server: Running) -> None:
-    said = 'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    server.router.script = words(*(said[i : i + 5] for i in range(0, len(said), 5)))
+def parts(*deltas: Delta) -> Callable[[GenerateRequest], list[Output]]:
+    """A script that gives each delta in an output of its own."""
+
+    def script(request: GenerateRequest) -> list[Output]:
+        outputs = [Output(request.id, (delta,)) for delta in deltas]
+        return [*outputs, Output(request.id, end=End("done", Usage(3, 9, 0, 4)))]
+
+    return script
+
+
+def test_calls_and_reasoning_are_the_same_streamed_or_not(server: Running) -> None:
+    server.router.script = parts(
+        Delta(0, reasoning="Hm, "),
+        Delta(0, reasoning="so."),
+        Delta(0, "Let me see."),
+        Delta(0, calls=(CallDelta(0, "add", '{"a": '),)),
+        Delta(0, calls=(CallDelta(0, None, "1}"), CallDelta(1, "add", ""))),
+        Delta(0, calls=(CallDelta(1, None, "{}"),), finish_reason="stop"),
+    )
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     body = {"messages": HI, "tools": tools}
-    choice = post(server, "/v1/chat/completions", body).json()["choices"][0]
+    reply = post(server, "/v1/chat/completions", body).json()
+    choice = reply["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Let me see."
-    assert choice["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a":1}'}
-    with client(server) as api:
-        chunks = list(api.chat.completions.create(model="tiny", stream=True, **body))  # type: ignore[call-overload]
+    assert choice["message"]["reasoning_content"] == choice["message"]["reasoning"] == "Hm, so."
+    functions = [{"name": "add", "arguments": '{"a": 1}'}, {"name": "add", "arguments": "{}"}]
+    assert [call["function"] for call in choice["message"]["tool_calls"]] == functions
+    assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    assert server.router.last.form == AnswerForm(tools=ToolUse())
+    with (
+        client(server) as api,
+        api.chat.completions.stream(model="tiny", **body) as stream,  # type: ignore[arg-type]
+    ):
+        chunks = [event.chunk for event in stream if event.type == "chunk"]
+        final = stream.get_final_completion().choices[0]
     deltas = [chunk.choices[0].delta for chunk in chunks]
-    assert "".join(delta.content or "" for delta in deltas) == "Let me see."
-    calls = [call for delta in deltas for call in delta.tool_calls or []]
-    assert [(call.index, call.function.name, call.function.arguments) for call in calls] == [(0, "add", '{"a":1}')]
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
-    plain = post(server, "/v1/chat/completions", {**body, "tool_choice": "none"}).json()["choices"][0]
-    assert plain["message"]["content"] == said
+    assert final.message.content == "Let me see."
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Hm, so."
+    calls = final.message.tool_calls or []
+    assert [{"name": c.function.name, "arguments": c.function.arguments} for c in calls] == functions
+    assert len({call.id for call in calls}) == 2
+    assert final.finish_reason == "tool_calls"
+    # The name, the id and the type of a call are in its first part and in no other.
+    named = [part for delta in deltas for part in delta.tool_calls or [] if part.id is not None]
+    assert [(part.index, part.function.name, part.type) for part in named if part.function is not None] == [
+        (0, "add", "function"),
+        (1, "add", "function"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({}, AnswerForm(tools=ToolUse())),
+        ({"tool_choice": "auto", "parallel_tool_calls": False}, AnswerForm(tools=ToolUse(is_parallel=False))),
+        ({"tool_choice": "none"}, AnswerForm()),
+        ({"tools": []}, AnswerForm()),
+    ],
+)
+def test_tools_are_told_to_the_worker(server: Running, fields: dict[str, object], form: AnswerForm) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    assert post(server, "/v1/chat/completions", {"messages": HI, "tools": tools, **fields}).status_code == 200
+    assert server.router.last.form == form
 
 
 def test_a_failure_before_the_first_token_is_a_status(server: Running) -> None:
@@ -273,12 +320,6 @@ def test_a_failure_after_the_first_token_is_an_event_and_the_end(server: Running
     with client(server) as api, pytest.raises(openai.APIError):
         list(api.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], stream=True))
     assert post(server, "/v1/chat/completions", {"messages": HI}).status_code == 503
-
-
-def test_a_stream_that_stops_without_an_end_says_so(server: Running) -> None:
-    server.router.script = lambda request: [Output(request.id, (Delta(0, "a"),)), None]
-    frames = sse(post(server, "/v1/chat/completions", {"messages": HI, "stream": True}).text)
-    assert frames[-1]["error"]["type"] == "server_error"
 
 
 def test_the_request_id_is_taken_or_made_and_always_given(server: Running) -> None:

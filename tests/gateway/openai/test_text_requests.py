@@ -9,7 +9,7 @@ import pytest
 from tests.gateway.fakes import FakeRouter, FakeStatus, FakeStream, Running, info, post, running
 
 from inferd.config import Config, ModelConfig
-from inferd.types import End, Prediction, PredictRequest, Relay, Relayed, RelayHead, Request, Usage
+from inferd.types import End, Prediction, PredictRequest, Relay, Relayed, RelayHead, Request, Sink, Usage
 
 PATHS: dict[str, tuple[str, dict[str, object]]] = {
     "/v1/embeddings": ("openai.embeddings", {"input": "a"}),
@@ -38,11 +38,11 @@ class TextRouter(FakeRouter):
         super().__init__("chat")
         self.statuses += [text_model("vectors", "embed", "score", "rerank"), text_model("classes", "classify")]
 
-    def submit(self, request: Request, relay: Relay | None = None) -> FakeStream:
+    def submit(self, request: Request, sink: Sink, relay: Relay | None = None) -> FakeStream:
         if isinstance(request, PredictRequest):
             said = msgspec.json.encode({"dialect": request.dialect, "model": request.model})
             self.prediction = Prediction(said, headers=(("x-note", "told"),))
-        return super().submit(request, relay)
+        return super().submit(request, sink, relay)
 
 
 @pytest.fixture(scope="module")

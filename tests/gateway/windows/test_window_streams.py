@@ -11,24 +11,30 @@ import signal
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.gateway.fakes import FakeDoor
 from tests.gateway.windows.window_site import SUM, Site, floats
+from tests.stopwatch import Stopwatch
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.protocol import Protocol
 from websockets.typing import Subprotocol
 
 from inferd import clock
+from inferd.config import PayloadsConfig
 from inferd.errors import QuotaExceeded
 from inferd.events import HttpServed
 from inferd.gateway.call import Call
 from inferd.gateway.windows.stream import WindowStream
 from inferd.http.connection import Connection
 from inferd.http.exchange import Exchange
-from inferd.http.websocket import WebSocket, _Handshake
+from inferd.http.handshake import _Handshake
+from inferd.http.websocket import WebSocket
+from inferd.observe.payloads.log import PayloadLog
+from inferd.observe.payloads.store import PayloadStore
 from inferd.router.replicas.replica import LocalReplica
 from inferd.tenancy.principal import Principal
 
@@ -346,19 +352,18 @@ def test_a_server_that_leaves_answers_what_was_full_and_says_so(site: Site) -> N
 def test_sixteen_streams_at_once_have_their_answers_within_half_a_second(site: Site) -> None:
     """The bound of M05, which is hundreds of times what it takes; ``bench/stream_windows.py`` measures that."""
 
-    async def listen(loop: asyncio.AbstractEventLoop) -> list[float]:
+    async def listen() -> list[float]:
         took = []
         async with site.connected("window=512&context=64", "peak") as client:
             for number in range(20):
-                began = loop.time()
+                watch = Stopwatch()
                 await client.send(floats(*[number] * 512))
                 assert await answers(client, 1) == [number]
-                took.append(loop.time() - began)
+                took.append(watch.seconds)
         return took
 
     async def then() -> None:
-        loop = asyncio.get_running_loop()
-        all_of_them = await asyncio.gather(*[listen(loop) for _ in range(16)])
+        all_of_them = await asyncio.gather(*[listen() for _ in range(16)])
         took = sorted(one for each in all_of_them for one in each)
         assert took[len(took) * 95 // 100] <= 0.5
 
@@ -466,3 +471,24 @@ def test_a_state_that_died_with_its_worker_ends_the_stream(site: Site) -> None:
             assert await answers(client, 1) == [1]
 
     site.talk(then)
+
+
+def test_each_window_of_a_recorded_tenant_is_recorded_by_sizes_and_digests(site: Site, tmp_path: Path) -> None:
+    log = PayloadLog(tmp_path, PayloadsConfig(tenants=("*",), keep=("prompts", "answers")), lambda: None)
+
+    async def then() -> None:
+        async with site.connected() as client:
+            await client.send(floats(1, 2))
+            assert await answers(client, 2) == [1, 3]
+
+    site.talk(then, payloads=log)
+    log.close()
+    records = [record for record in PayloadStore(tmp_path).records() if record["status"] == 200]
+    assert [record["request_id"].rpartition("-")[2] for record in records] == ["0", "1"]
+    for record in records:
+        assert (record["model"], record["route"]) == ("sum", "/v2/models/{model}/stream")
+        assert record["request"]["bytes"] > 4
+        assert record["answer"]["bytes"] > 4
+        assert "body" not in record["request"]
+        assert "body" not in record["answer"]
+    assert records[0]["request"]["sha256"] != records[1]["request"]["sha256"]

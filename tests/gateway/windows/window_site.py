@@ -22,6 +22,7 @@ from inferd.config import Config, ModelConfig, SequenceConfig, ServerConfig
 from inferd.events import Event, HttpServed, ignore
 from inferd.gateway.server import create_app
 from inferd.http.listener import HttpServer
+from inferd.observe.payloads.log import PayloadLog
 from inferd.router.router import Router
 from inferd.tenancy.principal import Door
 
@@ -77,15 +78,20 @@ class Site:
         self._thread.join(10)
         self.loop.close()
 
-    def talk(self, then: Callable[[], Coroutine[Any, Any, None]], door: Door | None = None, **server: Any) -> None:
+    def talk(
+        self,
+        then: Callable[[], Coroutine[Any, Any, None]],
+        door: Door | None = None,
+        payloads: PayloadLog | None = None,
+        **server: Any,
+    ) -> None:
         """Runs a test's coroutine beside a gateway."""
         self.events.clear()
         config = ServerConfig(port=0, grace_s=5, **server)
 
         async def main() -> None:
-            app = create_app(
-                self.router, Config(server=config, models=self.config.models), self.events.append, door=door
-            )
+            both = Config(server=config, models=self.config.models)
+            app = create_app(self.router, both, self.events.append, door=door, payloads=payloads)
             self.gateway = HttpServer(app, config)
             async with asyncio.timeout(30), self.gateway.running():
                 await then()

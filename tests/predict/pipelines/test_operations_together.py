@@ -20,9 +20,10 @@ from inferd.predict.steps.registry import OPERATIONS, operation
 from inferd.registry.source import silent
 
 
-def built(*steps: dict[str, Any], **inputs: str) -> Pipeline:
-    settings = {"source": "pipeline", "pipeline": {"inputs": inputs or {"x": "FP32 [-1, -1]"}, "steps": list(steps)}}
-    outputs = {"y": f"{steps[-1]['name']}.{steps[-1].pop('gives', 'output')}"}
+def built(*steps: dict[str, Any], **more: str) -> Pipeline:
+    """``more``: outputs besides that of the last step."""
+    settings = {"source": "pipeline", "pipeline": {"inputs": {"x": "FP32 [-1, -1]"}, "steps": list(steps)}}
+    outputs = {"y": f"{steps[-1]['name']}.{steps[-1].pop('gives', 'output')}", **more}
     settings["pipeline"]["outputs"] = outputs  # type: ignore[index]
     import msgspec
 
@@ -55,19 +56,54 @@ def test_together_is_as_alone_bit_for_bit_whatever_the_shapes() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_requests_of_one_shape_are_computed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: Counter[int] = Counter()
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """The calls of an operation, by the number of rows."""
+    counted: Counter[int] = Counter()
     run = Cast.run
 
-    def counted(self: Cast, inputs: Any) -> Any:
-        calls[len(inputs["input"])] += 1
+    def counting(self: Cast, inputs: Any) -> Any:
+        counted[len(inputs["input"])] += 1
         return run(self, inputs)
 
-    monkeypatch.setattr(Cast, "run", counted)
-    made = built({"name": "c", "op": "cast", "options": {"datatype": "INT64"}})
-    found = answers(made, *(np.full((1, 4), number, np.float32) for number in range(5)), np.zeros((2, 3), np.float32))
+    monkeypatch.setattr(Cast, "run", counting)
+    return counted
+
+
+def cast() -> Pipeline:
+    return built({"name": "c", "op": "cast", "options": {"datatype": "INT64"}})
+
+
+def test_requests_of_one_shape_are_computed_in_one_call(calls: Counter[int]) -> None:
+    found = answers(cast(), *(np.full((1, 4), number, np.float32) for number in range(5)), np.zeros((2, 3), np.float32))
     assert [array.tolist() for array in found if isinstance(array, np.ndarray)][:2] == [[[0] * 4], [[1] * 4]]
     assert calls == {5: 1, 2: 1}
+
+
+def test_requests_of_several_rows_are_computed_in_one_call(calls: Counter[int]) -> None:
+    found = answers(cast(), *(np.full((rows, 4), rows, np.float32) for rows in (2, 3, 1)))
+    assert [np.asarray(array).tolist() for array in found] == [[[rows] * 4] * rows for rows in (2, 3, 1)]
+    assert calls == {6: 1}
+
+
+@pytest.mark.parametrize(("num_bytes", "expected"), [(64 << 10, {2: 1}), ((64 << 10) + 4, {1: 2})])
+def test_large_requests_are_computed_alone(calls: Counter[int], num_bytes: int, expected: dict[int, int]) -> None:
+    answers(cast(), *[np.zeros((1, num_bytes // 4), np.float32)] * 2)
+    assert calls == expected
+
+
+def test_requests_without_rows_are_computed_alone(calls: Counter[int]) -> None:
+    answers(cast(), *[np.zeros((0, 4), np.float32)] * 2)
+    assert calls == {0: 2}
+
+
+def test_an_answer_has_the_outputs_that_were_asked_for() -> None:
+    made = built({"name": "a", "op": "argmax", "gives": "scores"}, more="a.classes")
+    item = Item(request_id="1", inputs={"x": np.eye(2, dtype=np.float32)}, rows=2)
+    for wanted, expected in (((), {"y", "more"}), (("more",), {"more"})):
+        (found,) = made.predict([item.about(item.inputs, wanted, 2, 2)])
+        assert isinstance(found, Result)
+        assert set(found.outputs) == expected
 
 
 def test_one_whose_values_are_wrong_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,6 +304,39 @@ def test_a_step_whose_model_has_batching_off_computes_each_request_alone(two: di
     assert two["second"].batches == [["a", "b"]]
 
 
+class Twofold(Doubler):
+    """Gives the double and the square, and remembers which of them it was asked for."""
+
+    def __init__(self) -> None:
+        more = msgspec.structs.replace(CONTRACT.outputs[0], name="z")
+        super().__init__(msgspec.structs.replace(CONTRACT, outputs=(*CONTRACT.outputs, more)))
+        self.wanted: list[tuple[str, ...]] = []
+
+    def predict(self, items: Sequence[Item]) -> Sequence[Result | InferdError]:
+        self.wanted += [one.wanted for one in items]
+        return [Result(outputs={"y": one.inputs["x"] * 2, "z": one.inputs["x"] ** 2}) for one in items]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "wanted"),
+    [
+        ({"y": "second.y"}, ("y",)),
+        ({"y": "second.y", "z": "first.z"}, ()),
+        ({"y": "second.y", "x2": "first.y"}, ("y",)),
+    ],
+)
+def test_a_model_is_asked_for_the_outputs_that_are_read(
+    two: dict[str, Doubler], outputs: dict[str, str], wanted: tuple[str, ...]
+) -> None:
+    two["first"] = first = Twofold()
+    found = answer(built(outputs=outputs), x=np.array([[3]]))
+    values = {"second.y": 12, "first.y": 6, "first.z": 9}
+    assert {name: array.tolist() for name, array in found.items()} == {
+        name: [[values[tensor]]] for name, tensor in outputs.items()
+    }
+    assert first.wanted == [wanted]
+
+
 def test_steps_run_as_they_depend_and_not_as_they_are_listed(two: dict[str, Doubler]) -> None:
     made = backend_of(
         built(

@@ -298,6 +298,21 @@ def test_an_archive_that_is_more_than_a_graph_is_not_loaded(
     assert not canary.exists()
 
 
+def nested(levels: int, kind: str) -> Change:
+    """Beside the program: so many lists or dictionaries, each within another."""
+    inner: object = ""
+    for _ in range(levels):
+        inner = [inner] if kind == "lists" else {"x": inner}
+    return in_program(lambda document: document.update(beside=inner))
+
+
+@pytest.mark.parametrize("kind", ["lists", "dictionaries"])
+def test_a_program_is_nested_to_200_levels_at_most(program: Path, tmp_path: Path, kind: str) -> None:
+    loaded(changed(program, tmp_path / "deep.pt2", nested(199, kind)))
+    with pytest.raises(ModelLoadError, match="nested too deeply"):
+        loaded(changed(program, tmp_path / "deeper.pt2", nested(200, kind)))
+
+
 @pytest.mark.parametrize(
     "attack",
     [pickled_weight, pickled_sample, lambda canary: set_expression(f"__import__('os').mkdir({str(canary)!r})")],

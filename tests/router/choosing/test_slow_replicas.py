@@ -11,6 +11,7 @@ from tests.worker.watching import Witness, ask, outputs_of, serving, until, work
 
 from inferd.events import BreakerChanged
 from inferd.router.router import Router
+from inferd.router.stream import open_stream
 from inferd.types import GenerateRequest
 
 SLOW_S = 0.3
@@ -22,7 +23,7 @@ def of_session(request: GenerateRequest, session: str) -> GenerateRequest:
 
 async def replica_of(router: Router, witness: Witness, request: GenerateRequest) -> int:
     """Which replica answered it."""
-    await outputs_of(router.submit(request))
+    await outputs_of(open_stream(router, request))
     (ended,) = [event for event in witness.ended() if event.request_id == request.id]
     assert ended.replica is not None
     return ended.replica
@@ -51,15 +52,19 @@ async def made_slow(router: Router, witness: Witness, *, failures: int = 0) -> t
     """
     slow, quick = await sessions_of(router, witness)
     for turn in range(10):
-        await outputs_of(router.submit(of_session(ask(name=f"quick-{turn}", max_tokens=1), quick)))
+        await outputs_of(open_stream(router, of_session(ask(name=f"quick-{turn}", max_tokens=1), quick)))
     for turn in range(8):
         for number in range(failures):
-            (failed,) = await outputs_of(router.submit(of_session(ask("defect", name=f"bad-{turn}-{number}"), slow)))
+            (failed,) = await outputs_of(
+                open_stream(router, of_session(ask("defect", name=f"bad-{turn}-{number}"), slow))
+            )
             assert failed.end is not None
             assert failed.end.outcome == "failed"
         if ejections(witness):
             break
-        await outputs_of(router.submit(of_session(ask(f"pace={SLOW_S}", name=f"slow-{turn}", max_tokens=1), slow)))
+        await outputs_of(
+            open_stream(router, of_session(ask(f"pace={SLOW_S}", name=f"slow-{turn}", max_tokens=1), slow))
+        )
     return slow, quick
 
 
@@ -83,7 +88,7 @@ def test_a_replica_that_is_set_aside_gets_only_what_no_other_can_take(tmp_path: 
             gate = tmp_path / "gate"
             capacity = worker(router, 1).capacity
             assert capacity >= MAX_NUM_SEQS
-            held = [router.submit(ask(f"gate={gate}", name=f"held-{number}")) for number in range(capacity + 1)]
+            held = [open_stream(router, ask(f"gate={gate}", name=f"held-{number}")) for number in range(capacity + 1)]
             await until(lambda: [r.num_in_flight for r in router.replicas("tiny")] == [1, capacity], "both have work")
             gate.touch()
             for stream in held:

@@ -14,6 +14,7 @@ from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.errors import Overloaded
 from inferd.events import ModelUnloaded, ReplicaChanged
 from inferd.router.replicas.loading import Plan
+from inferd.router.stream import open_stream
 
 TINY = ModelConfig(source="tiny")
 ON_DEMAND = msgspec.structs.replace(TINY, load="on_demand")
@@ -48,7 +49,7 @@ def test_a_model_that_was_there_from_the_start_takes_what_its_worker_was_found_t
             with pytest.raises(Overloaded, match=r"there .* or raise server\.memory_bytes") as refused:
                 await router.load("new")
             assert refused.value.code == "insufficient_memory"
-            assert text_of(await outputs_of(router.submit(ask(model="there")))) == letters(4)
+            assert text_of(await outputs_of(open_stream(router, ask(model="there")))) == letters(4)
 
     asyncio.run(scenario())
 
@@ -59,9 +60,9 @@ def test_a_model_on_its_way_in_takes_what_was_planned_for_it(tmp_path: Path) -> 
         slow = msgspec.structs.replace(ON_DEMAND, source=f"gate={gate}")
         config = Config(models={"a": slow, "b": ON_DEMAND}, server=ServerConfig(memory_bytes=1_000 * MB))
         async with routing(config, plan=planning(a=600 * MB, b=600 * MB)) as (router, witness):
-            first = router.submit(ask(name="first", model="a"))
+            first = open_stream(router, ask(name="first", model="a"))
             await until(lambda: moves(witness) == ["+a"], "the first model begins to load")
-            second = router.submit(ask(name="second", model="b"))
+            second = open_stream(router, ask(name="second", model="b"))
             await asyncio.sleep(0.3)
             assert moves(witness) == ["+a"]
             gate.touch()
@@ -92,9 +93,9 @@ def test_a_model_with_work_is_waited_for(tmp_path: Path) -> None:
         models = {"a": ON_DEMAND, "b": ON_DEMAND}
         config = Config(models=models, server=ServerConfig(memory_bytes=1_000 * MB))
         async with routing(config, plan=planning(a=600 * MB, b=600 * MB)) as (router, witness):
-            busy = router.submit(ask(f"gate={gate}", name="busy", model="a"))
+            busy = open_stream(router, ask(f"gate={gate}", name="busy", model="a"))
             await until(lambda: router.models()[0].in_flight == 1, "the first model has work")
-            second = router.submit(ask(name="second", model="b"))
+            second = open_stream(router, ask(name="second", model="b"))
             await asyncio.sleep(0.3)
             assert moves(witness) == ["+a"]
             gate.touch()

@@ -21,8 +21,8 @@ from inferd.config import ModelConfig, QueueConfig, RemoteConfig
 from inferd.errors import DeadlineExceeded, Overloaded
 from inferd.events import ignore
 from inferd.router.pool import Pool
-from inferd.router.replicas import remote_replica as remote_module
 from inferd.router.replicas.replica import ReplicaOwner
+from inferd.router.stream import open_stream
 from inferd.router.ticket import Ticket
 from inferd.types import End, Priority, Relay, Relayed, RelayHead, Request
 from inferd.worker.supervisor import Patience
@@ -63,12 +63,11 @@ class FixedServer:
     def runs(self, ticket: Ticket) -> bool:
         return True
 
-    def has_room(self, ticket: Ticket) -> bool:
-        return True
+    def accepts(self, ticket: Ticket) -> bool:
+        return self.runs(ticket)
 
     def start(self) -> None: ...
     def probe(self) -> None: ...
-    def convert_direct(self) -> None: ...
     def pause(self, request_id: str) -> None: ...
     def resume(self, request_id: str) -> None: ...
 
@@ -130,6 +129,7 @@ class Site:
             demand=lambda pool: None,
             may_surge=lambda pool, member: True,
             on_idle=lambda pool: None,
+            make_remote=FixedServer,  # type: ignore[arg-type]
         )
         self.pool.start()
         self.random = Random(1)
@@ -142,7 +142,7 @@ class Site:
         self._num_made += 1
         request = Request(id=str(self._num_made), model="m", priority=priority, tenant=tenant)
         try:
-            stream = self.pool.submit(request, Relay(path="/completions", body=b"{}"))
+            stream = open_stream(self.pool, request, Relay(path="/completions", body=b"{}"))
         except Overloaded as refusal:
             return self._refused(refusal.retry_after_s)
         try:
@@ -201,7 +201,6 @@ def simulated() -> Iterator[asyncio.Runner]:
     FixedServer.made = []
     with asyncio.Runner(loop_factory=VirtualLoop) as runner, contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(clock, "now", runner.get_loop().time))
-        patches.enter_context(mock.patch.object(remote_module, "RemoteReplica", FixedServer))
         yield runner
 
 
@@ -329,7 +328,7 @@ def test_a_request_that_its_deadline_cannot_be_met_for_is_refused_at_once() -> N
                 id="late", model="m", arrived_at=clock.now(), deadline_s=deadline_s, first_byte_s=first_byte_s
             )
             with pytest.raises(Overloaded) as refused:
-                site.pool.submit(request, Relay(path="/completions", body=b"{}", stream=True))
+                open_stream(site.pool, request, Relay(path="/completions", body=b"{}", stream=True))
             assert refused.value.code == "deadline_unreachable"
         await asyncio.gather(*waiting)
         await site.close()
@@ -353,7 +352,7 @@ def test_a_stream_that_waits_ends_when_its_client_stops_waiting_for_the_first_by
         await asyncio.sleep(0)
         began = clock.now()
         request = Request(id="impatient", model="m", arrived_at=began, first_byte_s=2.0)
-        stream = site.pool.submit(request, Relay(path="/completions", body=b"{}", stream=True))
+        stream = open_stream(site.pool, request, Relay(path="/completions", body=b"{}", stream=True))
         ends = [item.end async for item in stream]
         assert clock.now() - began == pytest.approx(2.0, abs=0.01)
         assert ends[-1] is not None
@@ -371,5 +370,5 @@ def test_a_stream_that_waits_ends_when_its_client_stops_waiting_for_the_first_by
 def test_a_stream_that_has_begun_is_bound_by_its_deadline_alone() -> None:
     one = ticket(0, deadline_s=10.0, first_byte_s=2.0)
     assert one.due_at == 2.0
-    one.stream.progress.has_output = True
+    one.has_output = True
     assert one.due_at == 10.0

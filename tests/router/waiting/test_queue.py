@@ -98,7 +98,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(with_suspects=st.booleans(), refused=st.sets(st.sampled_from(TENANTS), max_size=2))
     def take(self, with_suspects: bool, refused: set[str]) -> None:
-        able = [t for t in self.waiting if t.request.tenant not in refused and (with_suspects or not t.is_suspect)]
+        able = [t for t in self.waiting if t.request.tenant not in refused and (with_suspects or not t.worker_deaths)]
         got = self.queue.pop(accepts=lambda t: t.request.tenant not in refused, with_suspects=with_suspects)
         if got is None:
             assert not able
@@ -147,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.now += seconds
         expected = [t for t in self.waiting if min(t.expires_at, t.due_at) <= self.now]
         expired = self.queue.pop_expired(self.now)
-        assert sorted(expired) == sorted(expected)
+        assert sorted(expired, key=id) == sorted(expected, key=id)
         self.waiting = [t for t in self.waiting if t not in expected]
         self.came_back.difference_update(expected)
         expiry = self.queue.next_expiry
@@ -157,13 +157,19 @@ class QueueMachine(RuleBasedStateMachine):
     def the_books_are_right(self) -> None:
         assert (len(self.queue), self.queue.num_tokens, self.queue.num_bytes) == self.taken()
         assert list(self.queue.by_class) == [sum(rank(t) == i for t in self.waiting) for i in range(4)]
+        counts = [sum(t.request.tenant == tenant for t in self.waiting) for tenant in TENANTS]
+        place = self.queue.place_of(ticket(0, priority=0).request)
+        assert place.ahead == len(self.waiting)
+        assert place.ahead_of_class == sum(rank(t) <= 2 for t in self.waiting)
+        assert place.ahead_of_tenant == max(counts)
+        assert not self.waiting or counts[TENANTS.index(place.tenant)] == max(counts)
         fresh = [t.request for t in self.waiting if t not in self.came_back]
         assert len(fresh) <= self.config.max_requests
         assert sum(r.num_tokens for r in fresh) <= self.config.max_tokens
         assert sum(r.num_bytes for r in fresh) <= self.config.max_bytes
 
     def teardown(self) -> None:
-        assert sorted(self.queue.clear()) == sorted(self.waiting)
+        assert sorted(self.queue.clear(), key=id) == sorted(self.waiting, key=id)
         assert self.queue.pop() is None
 
 

@@ -1,0 +1,157 @@
+"""Grammars as regular expressions: sentences match, other texts do not, and the rest is refused in bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import time
+
+import msgspec
+import pytest
+from bench.schemas import Masks
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.gateway.generation.items import InputTool
+from inferd.gateway.responses.grammars import GrammarError, pattern_of_lark, pattern_of_regex
+from inferd.gateway.responses.tools import Tools
+from inferd.structured.check import Validator
+
+PATCH = r"""
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+
+SUMS = r"""
+// with comments
+start: expr
+expr: term (SP ADD SP term)* -> add
+    | term
+term: factor (SP MUL SP factor)* -> mul
+    | factor
+factor: INT
+SP: " "
+ADD.2: "+"
+MUL: "*"
+%import common.INT
+"""
+
+
+def matches(pattern: str, text: str) -> bool:
+    return re.search(pattern.replace("$", r"\Z"), text) is not None
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text", "is_sentence"),
+    [
+        (PATCH, "*** Begin Patch\n*** Add File: a.py\n+x = 1\n+\n*** End Patch", True),
+        (
+            PATCH,
+            "*** Begin Patch\n*** Update File: a.py\n*** Move to: b.py\n@@ def f():\n-x\n+y\n*** End Patch\n",
+            True,
+        ),
+        (PATCH, "*** Begin Patch\n*** Delete File: a.py\n*** End Patch", True),
+        (PATCH, "*** Begin Patch\n*** Add File: a.py\nx = 1\n*** End Patch", False),
+        (PATCH, "*** Begin Patch\n*** End Patch", False),
+        (PATCH, "here: *** Begin Patch\n*** Delete File: a.py\n*** End Patch", False),
+        (SUMS, "4 + 4", True),
+        (SUMS, "1 * 23 + 4 * 5", True),
+        (SUMS, "4 +4", False),
+        (SUMS, "4 + ", False),
+        ('start: "A"i~2..3 ["x".."z"]\n', "aAz", True),
+        ('start: "A"i~2..3 ["x".."z"]\n', "a", False),
+        ('start: "a" "b"\n%ignore " "\n', " a  b ", True),
+        ('start: "a" "b"\n%ignore " "\n', "a-b", False),
+        ('start: /[a\\/]+/ "\\u00e9\\n"\n', "a/é\n", True),
+        ("start: (A\n  | B)+\nA: /a.c/\nB: /b.d/s\n", "abcb\nd", True),
+        ("start: (A\n  | B)+\nA: /a.c/\nB: /b.d/s\n", "a\nc", False),
+        ("start: NAME\n%import common (CNAME, INT)\n%import common.WORD -> NAME\n", "abc", True),
+    ],
+)
+def test_sentences_match(grammar: str, text: str, is_sentence: bool) -> None:
+    assert matches(pattern_of_lark(grammar), text) is is_sentence
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ('start: "(" start? ")"', "refers to itself"),
+        ("start: other", "not defined"),
+        ('begin: "a"', "no rule 'start'"),
+        ("start: INT", "not defined"),
+        ('start: "a"\nstart: "b"', "twice"),
+        ('start: ("a"', "expected"),
+        ('start: "a" )', "not expected"),
+        ("start: /a/i", "flags"),
+        ("start: /(?i:a)/", "not supported"),
+        ("start: a{b}", "no meaning"),
+        ('start: "a"~5000', "number"),
+        ("%declare A", "not supported"),
+        ("%import python.INT\nstart: INT", "not known"),
+        ("start: " + "(" * 200 + '"a"' + ")" * 200, "parentheses"),
+        ("start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(200)) + 'r200: "a"', "within each other"),
+        ('start: a0\na20: "a"\n' + "".join(f"a{i}: a{i + 1} a{i + 1}\n" for i in range(20)), "characters"),
+        ("x" * 70_000, "characters"),
+    ],
+)
+def test_what_no_mask_enforces_is_refused_at_once(grammar: str, reason: str) -> None:
+    began = time.process_time()
+    with pytest.raises(GrammarError, match=reason):
+        pattern_of_lark(grammar)
+    assert time.process_time() - began < 5
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_pattern_or_refused(text: str) -> None:
+    for read in (pattern_of_lark, pattern_of_regex):
+        with contextlib.suppress(GrammarError):
+            assert read(text).startswith("^(?:")
+
+
+@given(st.text(alphabet='start:"ab|()[]*+?~.0123/\\n\n %import common.LF->AB', max_size=200))
+def test_any_grammar_is_a_pattern_or_refused(text: str) -> None:
+    with contextlib.suppress(GrammarError):
+        assert pattern_of_lark("start: x\nx: " + text).endswith(")$")
+
+
+def test_a_regular_expression_matches_as_a_whole() -> None:
+    pattern = pattern_of_regex(r"(?P<year>\d{4})-a|b.")
+    assert matches(pattern, "2026-a")
+    assert matches(pattern, "b\r")
+    assert not matches(pattern, "b\n")
+    assert not matches(pattern, "x2026-a")
+    assert not matches(pattern, "2026-a|b")
+
+
+def test_masks_enforce_the_grammar_of_a_custom_tool() -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": PATCH}
+    tools = Tools([msgspec.convert({"type": "custom", "name": "apply_patch", "format": form}, InputTool)])
+    schema = tools.rendered[0]["function"]["parameters"]
+    masks, validator = Masks(schema), Validator(schema)
+    for seed in range(20):
+        text = masks.walk(random.Random(seed))
+        if text is not None:
+            assert validator.errors(text) is None
+            assert matches(pattern_of_lark(PATCH), json.loads(text)["input"])
+    patch = '*** Begin Patch\n*** Update File: é "a".py\n@@\n-x\t= 1\r\n+y\n*** End Patch'
+    assert masks.allow({"input": patch})
+    assert not masks.allow({"input": patch.replace("-x", "x")})
+    assert not masks.allow({"input": patch + "\n\n"})

@@ -1,0 +1,115 @@
+"""Two servers on one database: what was made at one is read, followed, cancelled and deleted at the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import openai
+import pytest
+from tests.gateway.responses.test_background import ended, until
+from tests.scripted import Rule
+from tests.scripted.serving import ScriptedServer, serving
+
+LONG = " ".join(f"word {number}" for number in range(400))
+ENDLESS = "word " * 12_000  # it is ended long before its end
+RULES = [
+    Rule("a long text", LONG),
+    Rule("an endless text", ENDLESS),
+    Rule("what did I say", "You said hello.", given="hello"),
+    Rule("hello", "Hello!"),
+]
+
+
+class Pair(NamedTuple):
+    one: openai.OpenAI
+    two: openai.OpenAI
+    servers: tuple[ScriptedServer, ScriptedServer]
+
+
+@pytest.fixture
+def pair(tmp_path: Path, state_url: str) -> Iterator[Pair]:
+    with ExitStack() as stack:
+
+        def start(name: str) -> ScriptedServer:
+            folder, state = tmp_path / name, {"url": state_url}
+            return stack.enter_context(serving(folder / "served", RULES, data_dir=folder / "data", state=state))
+
+        servers = start("one"), start("two")
+        clients = [openai.OpenAI(base_url=one.api, api_key="none", max_retries=0, timeout=60) for one in servers]
+        for client in clients:
+            stack.callback(client.close)
+        yield Pair(clients[0], clients[1], servers)
+
+
+def test_a_response_of_one_server_belongs_to_the_other_too(pair: Pair) -> None:
+    made = pair.one.responses.create(model="scripted", input="hello", metadata={"a": "b"})
+    assert pair.two.responses.retrieve(made.id) == made
+    assert pair.two.responses.input_items.list(made.id).data
+    again = pair.two.responses.create(model="scripted", input="what did I say?", previous_response_id=made.id)
+    assert again.output_text == "You said hello."
+    pair.two.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        pair.one.responses.retrieve(made.id)
+    talk = pair.one.conversations.create()
+    pair.two.responses.create(model="scripted", input="hello", conversation=talk.id)
+    assert pair.one.responses.create(model="scripted", input="what did I say?", conversation=talk.id).output_text
+    pair.one.conversations.delete(talk.id)
+    with pytest.raises(openai.NotFoundError):
+        pair.two.conversations.retrieve(talk.id)
+
+
+def test_a_background_response_is_followed_at_the_other_server(pair: Pair) -> None:
+    live: Any = pair.one.responses.create(model="scripted", input="a long text", background=True, stream=True)
+    seen = [next(live) for _ in range(12)]
+    name = seen[0].response.id
+    assert pair.two.responses.retrieve(name).status == "in_progress"
+    with pair.two.responses.stream(response_id=name, starting_after=seen[-1].sequence_number) as rest:
+        others = list(rest)
+    own = list(live)
+    assert [event.sequence_number for event in others] == [event.sequence_number for event in own]
+    told = [event.delta for event in [*seen, *others] if event.type == "response.output_text.delta"]
+    assert "".join(told) == LONG
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_background_response_is_ended_at_the_other_server(pair: Pair, deletes: bool) -> None:
+    live: Any = pair.one.responses.create(model="scripted", input="an endless text", background=True, stream=True)
+    seen = [next(live) for _ in range(12)]
+    name = seen[0].response.id
+    if deletes:
+        pair.two.responses.delete(name)
+    else:
+        assert pair.two.responses.cancel(name).status == "cancelled"
+        assert ended(pair.one, name).status == "cancelled"
+    seen += list(live)
+    assert not any(event.type == "response.completed" for event in seen)
+    lines = until(lambda: [line for line in pair.servers[0].lines() if line["status"] == 499])
+    assert lines[0]["usage"]["completion_tokens"] < len(ENDLESS), "the other server ended the computation"
+    if deletes:
+        with pytest.raises(openai.NotFoundError):
+            pair.one.responses.retrieve(name)
+
+
+def test_turns_at_the_same_time_lose_nothing_of_a_conversation(pair: Pair) -> None:
+    talk = pair.one.conversations.create().id
+
+    def turn(number: int) -> str:
+        client = (pair.one, pair.two)[number % 2]
+        is_background = number % 3 == 0
+        made = client.responses.create(
+            model="scripted", input=f"hello {number}", conversation=talk, background=is_background
+        )
+        return ended(client, made.id).id
+
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(turn, range(24)))
+    items = list(pair.two.conversations.items.list(talk, order="asc", limit=100))
+    assert len(items) == 2 * len(ids)
+    of = [(item.id or "").partition("_")[2][:32] for item in items]
+    assert of[::2] == of[1::2], "the items of a turn follow one another"
+    assert sorted(of[::2]) == sorted(name.removeprefix("resp_") for name in ids)
+    assert [getattr(item, "role", None) for item in items] == ["user", "assistant"] * len(ids)

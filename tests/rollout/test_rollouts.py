@@ -1,0 +1,597 @@
+"""Rollouts of several gateways on one database: they count together, decide once, and divide the units alike."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from inferd.config import Config
+from inferd.config.versions import draw
+from inferd.errors import InvalidRequest, StateUnavailable
+from inferd.events import Assigned, Event, HttpServed, ReplicaChanged, RolloutChanged
+from inferd.rollout import ledger
+from inferd.rollout.evidence import Count
+from inferd.rollout.ledger import Change, Local
+from inferd.rollout.plan import Plan, plan_of
+from inferd.rollout.rollouts import Rollouts
+from inferd.rollout.split import Split, with_weights
+from inferd.rollout.tally import BadEvent, Batch
+from inferd.state.database import Database, Transaction
+from inferd.state.open import open_database
+from inferd.state.presence import Members
+from inferd.state.thread import StateThread
+
+STEPS = [{"weight": 5, "for_s": 60}, {"weight": 50, "for_s": 60}, {"weight": 100, "for_s": 60}]
+
+
+def config(**rollout: Any) -> Config:
+    models = {
+        "m": {"source": "x", "version": "1", "rollout": {"stable": 1, "new": 2, "steps": STEPS, **rollout}},
+        "m@2": {"source": "y", "version": "2"},
+    }
+    return msgspec.convert({"models": models}, Config)
+
+
+class World:
+    """One database, one clock, and the gateways that are alive."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.now = 1000.0
+        self.alive: set[str] = set()
+
+
+class Seat:
+    """A presence that dies when the world says so."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.id = name
+        self._world = world
+        world.alive.add(name)
+
+    def members(self, transaction: Transaction) -> Members:
+        return Members(frozenset(self._world.alive), frozenset())
+
+    def remove_dead(self, dead: frozenset[str]) -> None:
+        pass
+
+
+class Gateway:
+    """A gateway's rollouts, and the requests that it answers."""
+
+    def __init__(self, world: World, name: str, wanted: Config) -> None:
+        self.world = world
+        self.config = self.divided = wanted
+        self.splits: Mapping[str, Split] = {}
+        self.ready = {"m@2"}
+        self.events: list[Event] = []
+        self.recorded: list[str] = []
+        self.loaded: list[str] = []
+        self.served = 0
+        self.state = StateThread(lambda: open_database(world.url, world.folder))
+        self.state.start(open_database(world.url, world.folder))
+        self.rollouts = Rollouts(
+            self.state,
+            Seat(world, name),
+            lambda entry: entry in self.ready,
+            self._load,
+            self.events.append,
+            self._divide,
+            self._record,
+            now=lambda: world.now,
+        )
+        self.rollouts.configure(wanted)
+
+    def _divide(self, plans: Mapping[str, Plan], splits: Mapping[str, Split]) -> None:
+        self.divided, self.splits = with_weights(self.config, plans, splits), splits
+
+    async def _load(self, entry: str) -> None:
+        self.loaded.append(entry)
+
+    async def _record(self, name: str, change: Change) -> None:
+        self.recorded.append(f"{name} {change.progress.state}")
+
+    def follow(self, wanted: Config) -> None:
+        self.config = wanted
+        self.rollouts.configure(wanted)
+
+    def ask(self, unit: str, bad: Callable[[str], bool], request_id: str = "") -> str:
+        """A request of a unit, which fails where ``bad`` of its version; the version."""
+        found = draw(self.divided.models, "m", unit)
+        split = self.splits.get("m")
+        assigned = None
+        if split is not None and split.is_counted and found.was_free:
+            assigned = Assigned(
+                rollout=split.rollout,
+                run=split.run,
+                share=split.share,
+                is_new=found.entry == split.new_entry,
+                unit=found.digest,
+            )
+        self.served += 1
+        self.rollouts.handle(
+            HttpServed(
+                request_id=request_id or f"{unit}-{self.served}",
+                method="POST",
+                route="/x",
+                status=500 if bad(found.entry) else 200,
+                duration_s=0.1,
+                assigned=assigned,
+            )
+        )
+        return found.entry
+
+    @property
+    def share(self) -> float:
+        weights = self.divided.models["m"].versions.weights
+        return weights["2"] / sum(weights.values())
+
+    def close(self) -> None:
+        self.state.close()
+
+
+Test = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture
+def world(state_url: str, tmp_path: Path) -> World:
+    return World(state_url, tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def gateways(world: World, number: int, wanted: Config) -> AsyncIterator[list[Gateway]]:
+    made = [Gateway(world, f"g{index}", wanted) for index in range(number)]
+    try:
+        yield made
+    finally:
+        for gateway in made:
+            gateway.close()
+
+
+async def looked(*made: Gateway) -> None:
+    """Each gateway looks until none changes anything."""
+    for _ in range(4):
+        for gateway in made:
+            await gateway.rollouts.look()
+
+
+def never(entry: str) -> bool:
+    return False
+
+
+def of_new(entry: str) -> bool:
+    return entry == "m@2"
+
+
+def test_two_gateways_bring_a_good_version_to_all_units(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 2, config(guards={"errors": {"max_fraction": 0.05}})) as (one, two):
+            await looked(one, two)
+            assert (one.share, two.share) == (0.0, 0.0), "nothing began"
+            two.ready.clear()
+            await two.rollouts.look()
+            report = await one.rollouts.command("m", "start", "key:a", "start by key:a")
+            assert report.progress.state == "preparing"
+            await looked(one, two)
+            assert (one.share, two.share) == (0.0, 0.0), "it is not ready at the second gateway"
+            assert (one.loaded, two.loaded) == ([], ["m@2"]), "which loads it once"
+            two.ready.add("m@2")
+            await looked(two, one)
+            assert (one.share, two.share) == (0.05, 0.05)
+            world.now += 61
+            await looked(one, two)
+            assert one.rollouts.reports()[0].progress.state == "inconclusive", "no data is no evidence"
+            for index in range(1500):
+                (one, two)[index % 2].ask(f"user {index}", never)
+            await looked(one, two)
+            assert (one.share, two.share) == (0.05, 0.05), "some 75 units of the new version are too few"
+            for index in range(1500, 4000):
+                (one, two)[index % 2].ask(f"user {index}", never)
+            await looked(one, two)
+            assert (one.share, two.share) == (0.5, 0.5)
+            units = one.rollouts.reports()[0].readings[0].units
+            assert units.stable + units.new == 4000, "what both have counted"
+            for _ in range(2):
+                world.now += 61
+                await looked(one, two)
+            assert (one.share, two.share) == (1.0, 1.0)
+            assert one.rollouts.reports()[0].progress.state == "promoted"
+            changes = [change.progress.state for change in (await two.rollouts.report("m")).changes]
+            assert changes == [
+                "promoted",
+                "running",
+                "running",
+                "inconclusive",
+                "running",
+                "preparing",
+            ]
+            decided = one.recorded + two.recorded
+            assert sorted(decided) == sorted(f"m:1:2 {state}" for state in changes[:-1]), "each by one gateway"
+
+    asyncio.run(run())
+
+
+def test_every_change_is_told_also_one_that_time_alone_makes(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 1, config(steps=[{"weight": 5, "for_s": 60}])) as (one,):
+            await looked(one)
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+            world.now += 61
+            await one.rollouts.look()
+            told = [event.state for event in one.events if isinstance(event, RolloutChanged) and event.is_news]
+            assert told == ["running", "inconclusive"]
+            assert one.recorded == ["m:1:2 running", "m:1:2 inconclusive"]
+
+    asyncio.run(run())
+
+
+def test_a_worse_version_is_taken_back_on_every_gateway_with_the_numbers(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 3, config(steps=[{"weight": 20, "for_s": 60}])) as made:
+            await looked(*made)
+            await made[0].rollouts.command("m", "start", "key:a", "start")
+            await looked(*made)
+            asked = 0
+            while any(gateway.share for gateway in made):
+                gateway = made[asked % 3]
+                gateway.ask(f"user {asked}", of_new)
+                asked += 1
+                await gateway.rollouts.look()
+                if not gateway.share:
+                    await asyncio.gather(*(other.rollouts.look() for other in made))
+                    assert [other.share for other in made] == [0.0] * 3, "one look later"
+            assert asked < 100
+            found = await made[1].rollouts.report("m")
+            assert found.progress.state == "rolled_back"
+            assert "errors: " in found.progress.reason
+            assert f"{found.readings[0].bad.new} of {found.readings[0].units.new} units" in found.progress.reason
+            assert {gateway.ask(f"user {index}", of_new) for gateway in made for index in range(30)} == {"m"}
+            told = [event for event in made[2].events if isinstance(event, RolloutChanged)]
+            assert (told[-1].state, told[-1].share, told[-1].is_news) == ("rolled_back", 0.0, True)
+            assert told[-1].guards[0].against >= 1.0
+
+    asyncio.run(run())
+
+
+def test_a_unit_that_is_bad_everywhere_is_one_bad_unit(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 2, config()) as (one, two):
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one, two)
+            for gateway in (one, two):
+                for _ in range(20):
+                    gateway.ask("always the same", lambda entry: True)
+            await looked(one, two)
+            (reading,) = two.rollouts.reports()[0].readings
+            assert sum(reading.bad) == 1
+
+    asyncio.run(run())
+
+
+def test_a_server_that_comes_back_goes_on_where_it_was(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 1, config()) as (one,):
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+            for index in range(300):
+                one.ask(f"user {index}", of_new if index % 50 == 0 else never)
+            await looked(one)
+            before = one.rollouts.reports()
+            assert one.share == 0.05
+        world.alive.clear()
+        async with gateways(world, 1, config()) as (two,):
+            two.world.alive = {"g0"}
+            assert two.share == 0.0, "nothing is known yet"
+            await looked(two)
+            assert two.share == 0.05
+            assert two.rollouts.reports() == before
+
+    asyncio.run(run())
+
+
+def test_a_dead_gateway_is_not_waited_for(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 2, config()) as (one, two):
+            two.ready.clear()
+            await looked(one, two)
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+            assert one.share == 0.0
+            world.alive.discard("g1")
+            await looked(one)
+            assert one.share == 0.05
+
+    asyncio.run(run())
+
+
+def test_deaths_of_the_new_version_at_all_gateways_take_it_back(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 2, config(max_deaths=3)) as (one, two):
+            await looked(one, two)
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one, two)
+            for gateway, model in ((one, "m@2"), (two, "m@2"), (one, "m"), (two, "m"), (one, "m")):
+                gateway.rollouts.handle(ReplicaChanged(model=model, replica=0, state="died"))
+            await looked(one, two)
+            assert one.share == 0.05, "two deaths, and three of the stable version"
+            two.rollouts.handle(ReplicaChanged(model="m@2", replica=0, state="died"))
+            await looked(two, one)
+            assert (one.share, two.share) == (0.0, 0.0)
+            assert "3 workers of version 2 died" in one.rollouts.reports()[0].progress.reason
+
+    asyncio.run(run())
+
+
+def test_commands_are_of_one_rollout_and_say_who_and_why(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 2, config()) as (one, two):
+            with pytest.raises(InvalidRequest, match="no rollout; those with one: m"):
+                await one.rollouts.command("other", "start", "key:a", "start")
+            with pytest.raises(InvalidRequest, match="pending, so 'abort' is not possible"):
+                await one.rollouts.command("m", "abort", "key:a", "abort")
+            await looked(one, two)
+            await one.rollouts.command("m", "start", "key:a", "start by key:a")
+            with pytest.raises(InvalidRequest, match="It is under way"):
+                await two.rollouts.command("m", "start", "key:b", "start")
+            await looked(one, two)
+            for command, share in [("pause", 0.05), ("promote", 0.5), ("promote_full", 1.0), ("undo", 0.0)]:
+                report = await two.rollouts.command("m", command, "key:b", f"{command} by key:b: because")  # type: ignore[arg-type]
+                assert two.share == share, "in effect when the command returns"
+                assert report.changes[0].actor == "key:b"
+                assert report.changes[0].progress.reason == f"{command} by key:b: because"
+            await one.rollouts.look()
+            assert one.share == 0.0
+            again = await one.rollouts.command("m", "start", "key:a", "again")
+            assert again.progress.run == 2
+
+    asyncio.run(run())
+
+
+def test_a_run_counts_anew(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 1, config(steps=[{"weight": 20}])) as (one,):
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+            for index in range(300):
+                one.ask(f"user {index}", of_new)
+            await looked(one)
+            assert one.rollouts.reports()[0].progress.state == "rolled_back"
+            await one.rollouts.command("m", "start", "key:a", "it is repaired")
+            await looked(one)
+            assert one.share == 0.2
+            assert one.rollouts.reports()[0].readings[0].bad == Count(0, 0)
+            for index in range(300):
+                one.ask(f"user {index}", never)
+            await looked(one)
+            assert sum(one.rollouts.reports()[0].readings[0].units) == 300
+
+    asyncio.run(run())
+
+
+def test_a_report_of_a_request_counts_its_unit(world: World) -> None:
+    async def run() -> None:
+        wanted = config(steps=[{"weight": 50}], guards={"errors": None, "reported": {}})
+        async with gateways(world, 1, wanted) as (one,):
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+            with pytest.raises(InvalidRequest, match="'nothing' was not divided by the rollout of m"):
+                one.rollouts.note_bad("m", "nothing")
+            asked = 0
+            while one.share:
+                if one.ask(f"user {asked}", never, f"r{asked}") == "m@2":
+                    for _ in range(2):
+                        one.rollouts.note_bad("m", f"r{asked}")
+                asked += 1
+            await looked(one)
+            (reading,) = one.rollouts.reports()[0].readings
+            assert sum(reading.units) == asked
+            assert reading.bad.new == reading.units.new, "each once"
+            assert one.rollouts.reports()[0].progress.state == "rolled_back"
+            assert one.rollouts.reports()[0].progress.reason.startswith("reported: ")
+
+    asyncio.run(run())
+
+
+def test_a_rollout_that_the_configuration_has_no_more_ends(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 1, config()) as (one,):
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+            assert one.share == 0.05
+            models = dict(config().models)
+            models["m"] = msgspec.structs.replace(models["m"], rollout=None)
+            one.follow(msgspec.structs.replace(config(), models=models))
+            assert one.divided.models["m"].versions.weights == {}
+            await one.rollouts.look()
+            one.follow(config())
+            await looked(one)
+            assert one.share == 0.0
+            report = await one.rollouts.report("m")
+            assert (report.progress.state, report.changes[0].actor) == ("aborted", "config-file")
+            assert one.recorded[-1] == "m:1:2 aborted"
+
+    asyncio.run(run())
+
+
+def test_another_pair_of_versions_is_another_rollout(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 1, config()) as (one,):
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+            await one.rollouts.command("m", "promote_full", "key:a", "promote")
+            assert one.share == 1.0
+            one.ask("user", never)
+            assert one.rollouts.reports()[0].readings[0].units == Count(), "nothing is counted any more"
+            back = config()
+            models = {**back.models}
+            models["m"] = msgspec.structs.replace(
+                models["m"], rollout=msgspec.convert({"stable": 2, "new": 1}, type(models["m"].rollout))
+            )
+            one.follow(msgspec.structs.replace(back, models=models))
+            await looked(one)
+            assert one.rollouts.reports()[0].progress.state == "pending"
+            assert one.divided.models["m"].versions.weights == {"2": 100.0, "1": 0.0}
+
+    asyncio.run(run())
+
+
+# -- the database ------------------------------------------------------------------------------
+
+
+class Breaking:
+    """A database whose connection breaks at the end of a transaction."""
+
+    def __init__(self, database: Database, *, is_committed: bool) -> None:
+        self._database = database
+        self._is_committed = is_committed
+        self.reading = database.reading
+
+    @contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[Transaction]:
+        with self._database.transaction(durable=durable) as begun:
+            yield begun
+            if not self._is_committed:
+                raise StateUnavailable("the connection broke before the commit")
+        raise StateUnavailable("the connection broke after the commit")
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_batch_that_is_written_again_counts_once(world: World, is_committed: bool) -> None:
+    database = open_database(world.url, world.folder)
+    seat = Seat(world, "g0")
+    plan = plan_of("m", config().models["m"])
+    assert plan is not None
+    batch = Batch(
+        {0.05: Count(3, 2)},
+        [BadEvent("errors", 0.05, True, b"u"), BadEvent("errors", 0.05, False, b"")],
+    )
+    local = Local(plan=plan, is_ready=True, deaths=0, batch=batch)
+    broken: Any = Breaking(database, is_committed=is_committed)
+    with pytest.raises(StateUnavailable):
+        ledger.exchange(broken, seat, [local], None, lambda: world.now)
+    found = ledger.exchange(database, seat, [local], None, lambda: world.now)
+    (reading,) = found.stored["m:1:2"].verdict.readings
+    assert (reading.bad, reading.units) == (Count(1, 1), Count(3, 2))
+    after = msgspec.structs.replace(local, sums=found.sums["m:1:2"], number=1)
+    again = ledger.exchange(database, seat, [after], found, lambda: world.now)
+    (reading,) = again.stored["m:1:2"].verdict.readings
+    assert (reading.bad, reading.units) == (Count(2, 1), Count(6, 4)), "the unit is known, the request is another"
+    database.close()
+
+
+def test_without_news_the_database_is_only_read(world: World) -> None:
+    database = open_database(world.url, world.folder)
+    seat = Seat(world, "g0")
+    plan = plan_of("m", config().models["m"])
+    assert plan is not None
+    local = Local(plan=plan, is_ready=True, deaths=0)
+    found = ledger.exchange(database, seat, [local], None, lambda: world.now)
+    quiet = msgspec.structs.replace(local, is_news=False)
+    broken: Any = Breaking(database, is_committed=False)
+    assert ledger.exchange(broken, seat, [quiet], found, lambda: world.now).stored == found.stored
+    database.close()
+
+
+def test_enough_evidence_here_holds_the_new_version_before_the_database_decides(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 2, config(steps=[{"weight": 20}])) as (one, two):
+            await looked(one, two)
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one, two)
+            asked = 0
+            while one.share:
+                one.ask(f"user {asked}", of_new)
+                asked += 1
+                assert asked < 100
+            assert two.share == 0.2, "the database was not asked"
+            assert one.rollouts.reports()[0].progress.state == "inconclusive"
+            await looked(one, two)
+            assert (one.share, two.share) == (0.0, 0.0)
+            assert one.rollouts.reports()[0].progress.state == "rolled_back"
+
+    asyncio.run(run())
+
+
+def test_a_hold_ends_where_the_database_knows_better(world: World) -> None:
+    """The other gateway has seen as many bad units of the stable version."""
+
+    async def run() -> None:
+        async with gateways(world, 2, config(steps=[{"weight": 20}])) as (one, two):
+            await looked(one, two)
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one, two)
+            for index in range(400):
+                two.ask(f"other {index}", lambda entry: True)
+            await two.rollouts.look()
+            asked = 0
+            while one.share:
+                one.ask(f"user {asked}", of_new)
+                asked += 1
+                assert asked < 100
+            await looked(one, two)
+            assert (one.share, two.share) == (0.2, 0.2)
+            assert one.rollouts.reports()[0].progress.state != "rolled_back"
+
+    asyncio.run(run())
+
+
+def test_while_the_database_is_away_shares_stay_and_counts_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with gateways(world, 1, config(steps=[{"weight": 20}])) as (one,):
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+
+            def fail(*given: object, **named: object) -> None:
+                raise StateUnavailable("the database is away")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(ledger, "exchange", fail)
+                for index in range(100):
+                    one.ask(f"user {index}", lambda entry: True)
+                with pytest.raises(StateUnavailable):
+                    await one.rollouts.look()
+                assert one.share == 0.2, "both versions are as bad"
+                for index in range(100, 400):
+                    one.ask(f"user {index}", of_new)
+                assert one.share == 0.0, "no database is needed to hold a worse one"
+                with pytest.raises(StateUnavailable):
+                    await one.rollouts.look()
+                assert one.share == 0.0
+                asked = sum(one.rollouts._here["m:1:2"].tally.units[0.2])
+            for _ in range(200):
+                with contextlib.suppress(StateUnavailable):
+                    await looked(one)
+                    break
+                await asyncio.sleep(0.02)
+            assert one.rollouts.reports()[0].progress.state == "rolled_back"
+            assert sum(one.rollouts.reports()[0].readings[0].units) == asked
+
+    asyncio.run(run())
+
+
+def test_the_loop_looks_soon_after_a_bad_event_and_by_itself(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 2, config(steps=[{"weight": 20}], start="auto")) as (one, two):
+            keeping = [asyncio.create_task(gateway.rollouts.keep()) for gateway in (one, two)]
+            try:
+                async with asyncio.timeout(20):
+                    while (one.share, two.share) != (0.2, 0.2):
+                        await asyncio.sleep(0.02)
+                    for index in range(100):
+                        one.ask(f"user {index}", of_new)
+                    while (one.share, two.share) != (0.0, 0.0):
+                        await asyncio.sleep(0.02)
+            finally:
+                for task in keeping:
+                    task.cancel()
+                await asyncio.gather(*keeping, return_exceptions=True)
+
+    asyncio.run(run())

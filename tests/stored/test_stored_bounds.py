@@ -1,0 +1,193 @@
+"""What a tenant may store, and what is left of what was deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.stored.conftest import Open, item, made
+
+from inferd.errors import InvalidRequest, StateUnavailable, StoredNotFound
+from inferd.events import Event, StoredCounted, StoredDropped
+from inferd.state.database import Database
+from inferd.stored.documents import id_of
+from inferd.stored.port import PageQuery
+from inferd.stored.store import DurableStore
+
+
+def test_a_flood_deletes_its_own_tenants_oldest_alone(open_store: Open) -> None:
+    async def main() -> None:
+        async with open_store(max_bytes=20_000) as store:
+            other = made("b", given="x" * 5000)
+            await store.put(other)
+            flood = [made("a", given="x" * 2000) for _ in range(30)]
+            for response in flood:
+                await store.put(response)
+            assert await store.get("b", other.id) == other
+            left = []
+            for response in flood:
+                try:
+                    left.append((await store.get("a", response.id)).id)
+                except StoredNotFound:
+                    assert not left, "the oldest go first"
+            assert 4 < len(left) < 10
+            assert left == [response.id for response in flood[-len(left) :]]
+            with pytest.raises(InvalidRequest, match="max_bytes") as refused:
+                await store.put(made("a", given="x" * 20_000))
+            assert refused.value.code == "stored_bytes_exceeded"
+            assert (await store.get("a", left[0])).id == left[0], "what was refused deletes nothing"
+
+    asyncio.run(main())
+
+
+def test_the_sums_of_a_tenant_are_exact(open_store: Open) -> None:
+    async def main() -> None:
+        async with open_store() as store:
+            conversation = await store.create_conversation("a", b"{}", [item("1"), item("2")])
+            first = made("a", conversation=conversation.id)
+            await store.put(first)
+            queued = made("a", status="queued", background=True)
+            await store.begin(queued, key_id="", request=b"request")
+            await store.put(msgspec.structs.replace(made("a", background=True, name=queued.id)))
+            cancelled = made("a", status="queued", background=True)
+            await store.begin(cancelled, key_id="", request=b"request")
+            await store.cancel("a", cancelled.id)
+            items = (await store.conversation_page("a", conversation.id, PageQuery())).items
+            assert len(items) == 4
+            await store.delete_conversation_item("a", conversation.id, id_of(items[0]))
+            await store.update_conversation("a", conversation.id, b'{"a":"b"}')
+            for name in (first.id, queued.id, cancelled.id):
+                await store.delete("a", name)
+            await store.delete_conversation("a", conversation.id)
+            found = await store._read(lambda rows: rows.rows("SELECT * FROM stored_totals"))
+            assert found == [("a", 0, 0, 0)]
+
+    asyncio.run(main())
+
+
+def test_what_all_tenants_have_stored_and_lost_is_told(open_store: Open) -> None:
+    told: list[Event] = []
+
+    async def main() -> None:
+        async with open_store(max_bytes=20_000, tell=told.append) as store:
+            await store.put(made("b", given="x" * 1000))
+            await store.create_conversation("b", b"{}", [item("1")])
+            for _ in range(30):
+                await store.put(made("a", given="x" * 2000))
+            gone = made("c")
+            await store.put(gone)
+            await store.delete("c", gone.id)
+            await store._state.call(store._count)
+            await store._state.call(store._count)  # behind what the changes tell
+            dropped = sum(one.count for one in told if isinstance(one, StoredDropped) and one.reason == "bytes")
+            first, second = store.tenants()
+            assert (first.tenant, second.tenant) == ("a", "b")
+            assert first.num_responses == 30 - dropped
+            assert (second.num_responses, second.num_conversations) == (1, 1)
+            counted = told[-1]
+            assert counted == StoredCounted(
+                num_bytes=first.num_bytes + second.num_bytes,
+                num_responses=first.num_responses + 1,
+                num_conversations=1,
+                num_tenants=2,
+                most_used=first.num_bytes / 20_000,
+            )
+            assert 0.7 < first.num_bytes / 20_000 <= 1.0
+
+    asyncio.run(main())
+
+
+def test_what_is_too_old_is_gone(open_store: Open) -> None:
+    told: list[Event] = []
+
+    async def main() -> None:
+        async with open_store(max_age_s=0.05, tell=told.append) as store:
+            response, conversation = made(), await store.create_conversation("a", b"{}", [item("1")])
+            await store.put(response)
+            await asyncio.sleep(0.1)
+            with pytest.raises(StoredNotFound):
+                await store.get("a", response.id)
+            with pytest.raises(StoredNotFound):
+                await store.conversation_items("a", conversation.id)
+            await store._state.call(store._expire)
+            found = await store._read(lambda rows: rows.rows("SELECT * FROM stored_totals"))
+            assert found == [("a", 0, 0, 0)]
+            assert sum(one.count for one in told if isinstance(one, StoredDropped) and one.reason == "age") == 2
+
+    asyncio.run(main())
+
+
+def test_deleted_text_is_in_no_file(open_store: Open, state_url: str, tmp_path: Path) -> None:
+    if not state_url.startswith("sqlite"):
+        pytest.skip("PostgreSQL removes deleted rows by its vacuum")
+
+    def has_canary() -> bool:
+        return any(b"canary" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+    async def main() -> None:
+        async with open_store() as store:
+            response = made(given="a canary's song, " * 2000)
+            await store.put(response)
+            conversation = await store.create_conversation("a", b"{}", [item("canary " * 3000)])
+            assert has_canary()
+            await store.delete("a", response.id)
+            await store.delete_conversation("a", conversation.id)
+            assert not has_canary()
+
+    asyncio.run(main())
+
+
+def test_a_chain_of_ten_thousand_is_read(open_store: Open) -> None:
+    async def main() -> None:
+        async with open_store() as store:
+            chain = [made(given="0")]
+            for number in range(1, 10_000):
+                chain.append(made(given=str(number), previous=chain[-1].id))
+            for start in range(0, len(chain), 5000):  # more at once than the thread's queue holds
+                await asyncio.gather(*(store.put(response) for response in chain[start : start + 5000]))
+            items = await store.history("a", chain[-1].id)
+            assert len(items) == 20_000
+            assert [id_of(each) for each in items[::2]] == [f"msg_in{response.id}" for response in chain]
+
+    asyncio.run(main())
+
+
+def test_appends_at_the_same_time_lose_nothing(open_store: Open) -> None:
+    async def main() -> None:
+        async with open_store() as one, open_store() as two:
+            conversation = (await one.create_conversation("a", b"{}", [])).id
+
+            async def append(store: DurableStore, writer: int) -> None:
+                for number in range(20):
+                    await store.append("a", conversation, [item(f"{writer}.{number}.{part}", "same") for part in "ab"])
+
+            await asyncio.gather(*(append(store, i) for i, store in enumerate((one, two, one, two))))
+            texts = [
+                msgspec.json.decode(each)["content"][0]["text"]
+                for each in await one.conversation_items("a", conversation)
+            ]
+            for writer in range(4):
+                own = [text for text in texts if text.startswith(f"{writer}.")]
+                assert own == [f"{writer}.{number}.{part}" for number in range(20) for part in "ab"]
+            assert all(texts[i][:-1] == texts[i + 1][:-1] for i in range(0, len(texts), 2)), "an append is one piece"
+
+    asyncio.run(main())
+
+
+def test_a_database_that_fails_is_told_of(open_store: Open) -> None:
+    async def main() -> None:
+        async with open_store() as store:
+
+            def fail(database: Database) -> None:
+                raise StateUnavailable("broken")
+
+            with pytest.raises(StateUnavailable):
+                await store._state.call(fail)
+            with pytest.raises(StateUnavailable):
+                store.check()
+            with pytest.raises(StateUnavailable):
+                await store.put(made())
+
+    asyncio.run(main())

@@ -1,0 +1,419 @@
+"""What is told of patterns, grammars and schemas that no mask enforces: the place, what is wrong, and the remedy."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferd.answer_form import Constraint, Grammar, JsonSchema, Regex, TaggedStructure, TaggedText
+from inferd.checkpoints.text.tokenizer import Tokenizer
+from inferd.errors import InvalidRequest
+from inferd.structured import gbnf, regex
+from inferd.structured.check import TaggedValidator
+from inferd.structured.compiled import Compiler
+from inferd.structured.faults import Fault
+from inferd.structured.grammar_text import Form
+from inferd.structured.guide import CompiledGrammar
+from inferd.structured.refused import refusal_of
+from inferd.structured.vocabulary import Vocabulary
+
+
+@pytest.fixture(scope="module")
+def compiler(tiny_model: Path) -> Iterator[Compiler]:
+    tokenizer = Tokenizer.load(tiny_model)
+    made = Compiler(Vocabulary(tokenizer, tokenizer.vocab_size, frozenset((0,))))
+    yield made
+    made.close()
+
+
+def refusal(compiler: Compiler, constraint: Constraint) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        compiler.compile(constraint)
+    error = caught.value
+    assert len(error.message) < 700
+    assert error.message.isprintable()
+    for words in ("regex parse error", "llguidance", "panicked", "thread '", ".rs:", "non-verbose", "NoExt"):
+        assert words not in error.message
+    return error
+
+
+def says(compiler: Compiler, grammar: CompiledGrammar, text: str) -> bool:
+    """Whether the whole text is an answer."""
+    guide = grammar.guide()
+    letters = {compiler.vocabulary.token_bytes(i): i for i in range(3, 259)}
+    for byte in text.encode():
+        token = letters[bytes([byte])]
+        if guide.num_possible([token]) != 1:
+            return False
+        guide.push(token)
+    return guide.matcher.is_accepting()
+
+
+PATTERNS = [
+    ("a(?=b)", 1, 2, "a look-ahead '(?='", "without looking around"),
+    ("a(?!b)", 1, 2, "a negative look-ahead '(?!'", "without looking around"),
+    ("(?<=a)b", 1, 1, "a look-behind '(?<='", "without looking around"),
+    ("x(?<!a)b", 1, 2, "a negative look-behind '(?<!'", "without looking around"),
+    (r"(a|b)\1", 1, 6, r"a back-reference (\1)", "write the text that is repeated"),
+    (r"(?P<q>a)(?P=q)", 1, 9, "a back-reference '(?P='", "write the text that is repeated"),
+    (r"(?P<q>a)\k<q>", 1, 9, r"a back-reference (\k)", "write the text that is repeated"),
+    (r"\bword\b", 1, 1, r"a word boundary (\b)", "before and behind the word"),
+    (r"a\B", 1, 2, r"a word boundary (\B)", "before and behind"),
+    (r"a\Z", 1, 2, r"an anchor (\Z)", "the whole text is matched"),
+    (r"\Ga", 1, 1, r"an anchor (\G)", "the whole text is matched"),
+    (r"a\Kb", 1, 2, r"a reset of the match (\K)", "leave it out"),
+    ("(?>a)b", 1, 1, "an atomic group '(?>'", "write '(?:'"),
+    ("(?#note)a", 1, 1, "a comment '(?#'", "leave it out"),
+    ("(a)(?(1)b|c)", 1, 4, "a conditional '(?('", "as alternatives"),
+    ("(?&x)", 1, 1, "a recursion '(?&'", "send a grammar"),
+    ("(?|a|b)", 1, 1, "a branch reset", "write '(?:'"),
+    ("a\nb(?=c)", 2, 2, "a look-ahead", "without looking around"),
+    ("(ab", 1, 1, "the group is not closed", "add ')'"),
+    ("ab)", 1, 3, "')' closes no group", r"'\)'"),
+    ("a[bc", 1, 2, "the class of characters is not closed", "add ']'"),
+    ("[z-a]", 1, 2, "the range 'z'-'a' is empty", "the smaller character first"),
+    (r"[\d-z]", 1, 4, "a class stands at an end of a range", r"'\-'"),
+    (r"[a-\d]", 1, 3, "a range of characters ends with a class", r"'\-'"),
+    ("*a", 1, 1, "'*' has nothing to repeat", r"'\*'"),
+    ("a|+", 1, 3, "'+' has nothing to repeat", r"'\+'"),
+    ("^*", 1, 2, "'*' has nothing to repeat", r"'\*'"),
+    ("a{3,1}", 1, 2, "{3,1} is empty", "the smaller number first"),
+    ("a{,3}", 1, 2, "begins no number of repetitions", "'{2,5}'"),
+    ("a{99999999}", 1, 2, "too large", "at most"),
+    ("(a{1000}){1000}", 1, 10, "has over 500000 parts", "smaller numbers"),
+    ("(?:(?:x{1,90}y){1,90}z){90}", 1, 24, "has over 500000 parts", "smaller numbers"),
+    ("a\\", 1, 2, "the backslash has nothing behind it", "for a backslash"),
+    (r"\q", 1, 1, r"the escape \q is unknown", "leave the backslash out"),
+    (r"\x4", 1, 1, "needs 2 hexadecimal digits", "braces"),
+    (r"\x{110000}", 1, 1, "names no Unicode character", "10FFFF"),
+    (r"a\p{Foo}", 1, 2, "names no property of Unicode", "Letter"),
+    ("[[:foo:]]", 1, 2, "the class has an unknown name", "alnum"),
+    ("(?<n>a)(?<n>b)", 1, 8, "is there twice", "leave the names"),
+    ("(?z)a", 1, 1, "the group has an unknown form", "'(?:'"),
+    ("a^b", 1, 2, "asks for an end within the text", "the whole text is matched"),
+    ("a$b", 1, 2, "asks for an end within the text", "the whole text is matched"),
+    ("(" * 300 + ")" * 300, 1, 201, "more than 200 groups", "simpler pattern"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pattern", "line", "column", "problem", "remedy"), PATTERNS)
+def test_a_bad_pattern_is_told_with_its_place(
+    compiler: Compiler, pattern: str, line: int, column: int, problem: str, remedy: str
+) -> None:
+    error = refusal(compiler, Regex(pattern=pattern, at="guided_regex"))
+    assert (error.param, error.code) == ("guided_regex", "invalid_grammar")
+    assert error.message.startswith(f"guided_regex: at line {line}, column {column}, before ")
+    assert problem in error.message
+    assert remedy in error.message.partition(problem)[2]
+
+
+def test_a_pattern_without_a_text_is_refused(compiler: Compiler) -> None:
+    nothing = refusal(compiler, Regex(pattern=r"[^\s\S]", at="r"))
+    assert nothing.message.startswith("r: no text satisfies it")
+
+
+@pytest.mark.parametrize("pattern", ["(a{100}){1000}", "((a|b){9}c){2000}", "[a-z]{1,99999}", "(x{1000}|y{1000}){100}"])
+def test_a_pattern_with_many_repetitions_is_taken_by_the_check(pattern: str) -> None:
+    regex.check(pattern)
+
+
+LARK = [
+    ("start: foo", 1, 8, "'foo' is not defined", "define it"),
+    ('x: "a"', 1, 1, "no rule 'start'", "define it"),
+    ('start: ("a"', 1, 12, "')' is expected", "add it"),
+    ('start "a"', 1, 7, "':' is expected", "write 'name: what it is'"),
+    ('start: "a"\nfoo bar', 2, 5, "':' is expected", "write 'name: what it is'"),
+    ('start: "a', 1, 10, "no meaning in Lark", "double quotation marks"),
+    ("start: 'a'", 1, 8, "no meaning in Lark", "double quotation marks"),
+    ('start: "a"\nstart: "b"', 2, 8, "'start' is defined twice", "define it once"),
+    ("start: /a(?=b)/", 1, 10, "a look-ahead '(?='", "without looking around"),
+    (r"start: A\nA: /(b/".replace("\\n", "\n"), 2, 5, "the group is not closed", "add ')'"),
+    ('start: "a"{3,1}', 1, 8, "the repetition is empty", "smaller number first"),
+    ('start: "c".."a"', 1, 8, "the range of characters is empty", "smaller character first"),
+    ('start: "ab".."c"', 1, 8, "no single character", '"a".."z"'),
+    ('start: A\nA: A "b"', 2, 4, "the terminal 'A' refers to itself", "lower case"),
+    ("%import common.FOO\nstart: FOO", 1, 1, "not known", "DIGIT"),
+    ("%declare A\nstart: A", 1, 1, "%declare is not supported", "define the terminal"),
+    ('start: A\nA.2: "x"', 2, 6, "priorities are not supported", "leave the number out"),
+    ("start: a & b\na: /x/\nb: /y/", 1, 8, "join terminals alone", "upper case"),
+    ("start: @arguments", 1, 8, "no grammar '@arguments'", "write its rules"),
+    ("start: <|nothing|>", 1, 8, "no special token", "write a text"),
+    ("start: ?", 1, 8, "is missing", "write one"),
+    ('start: %json {"type": "integer"}', 1, 8, "%json is not supported", "response_format"),
+    ("start: a\na: %lark {\nstart: %json {}\n}", 3, 8, "%json is not supported", "structural_tag"),
+    ("start: " + "(" * 3000 + '"a"' + ")" * 3000, 1, 37, "nested too deeply", "name parts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "line", "column", "problem", "remedy"), LARK)
+def test_a_bad_grammar_in_lark_is_told_with_its_place(
+    compiler: Compiler, text: str, line: int, column: int, problem: str, remedy: str
+) -> None:
+    check_grammar(compiler, Grammar(text=text, syntax="lark", at="g"), line, column, problem, remedy)
+
+
+GBNF = [
+    ('root ::= ("a"', 1, 10, "the group is not closed", "add ')'"),
+    ("root ::= foo", 1, 10, "the rule 'foo' is not defined", "define it"),
+    ('x ::= "a"', 1, 1, "no rule 'root'", "define it"),
+    ("root ::= [a-", 1, 10, "the characters are not closed", "add ']'"),
+    ('root ::= "a', 1, 10, "the text is not closed", "add '\"'"),
+    ('root ::= "\\q"', 1, 11, "this escape is unknown", "one of"),
+    ('root ::= "\\x4"', 1, 11, "needs 2 hexadecimal digits", "write them"),
+    ('root ::= "a"{3,1}', 1, 13, "the repetition is empty", "smaller number first"),
+    ('root ::= "a"{,3}', 1, 13, "no number of repetitions", "'{2,5}'"),
+    ('root ::= "a"\nb := "a"', 2, 3, "'::=' is expected", "name ::= what it is"),
+    ('::= "a"', 1, 1, "begins with its name", "name ::= what it is"),
+    ("root ::= $", 1, 10, "no meaning here", "the name of a rule"),
+    ("root ::= *", 1, 10, "nothing to repeat", "before it"),
+    ("root ::= [z-a]", 1, 11, "the range 'z'-'a' is empty", "smaller one first"),
+    ("root ::= []", 1, 10, "no character between", "name at least one"),
+    ('root ::= "a"\nroot ::= "b"', 2, 1, "'root' is defined twice", "define it once"),
+    ("root ::= <think>", 1, 10, "tokens by name or number", "double quotation marks"),
+    ('root ::= "a" )', 1, 14, "')' closes no group", "leave it out"),
+    ("root ::= " + '"a" | ' * 20_000 + '"b"', 1, 60_008, "over 10000 alternatives", "name parts"),
+    ("root ::= " + "(" * 200, 1, 110, "more than 100 parentheses", "name parts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "line", "column", "problem", "remedy"), GBNF)
+def test_a_bad_grammar_in_gbnf_is_told_with_its_place(
+    compiler: Compiler, text: str, line: int, column: int, problem: str, remedy: str
+) -> None:
+    check_grammar(compiler, Grammar(text=text, syntax="gbnf", at="g"), line, column, problem, remedy)
+
+
+def check_grammar(compiler: Compiler, grammar: Grammar, line: int, column: int, problem: str, remedy: str) -> None:
+    error = refusal(compiler, grammar)
+    assert (error.param, error.code) == ("g", "invalid_grammar")
+    assert error.message.startswith(f"g: at line {line}, column {column}, ")
+    assert problem in error.message
+    assert remedy in error.message.partition(problem)[2]
+
+
+@pytest.mark.parametrize("syntax", ["lark", "gbnf"])
+def test_a_grammar_without_a_sentence_is_refused(compiler: Compiler, syntax: Any) -> None:
+    text = 'start: start "a"' if syntax == "lark" else 'root ::= root "a"'
+    assert refusal(compiler, Grammar(text=text, syntax=syntax, at="g")).message.startswith("g: no text satisfies it")
+
+
+SCHEMAS = [
+    ({"patternProperties": {"f.*": True, "b.*": False}}, "/patternProperties", "'f.*' and 'b.*'", "no two match"),
+    (
+        {"properties": {"a": {"items": {"patternProperties": {"[0-9]{2,}": {"type": "null"}, "X_": {}}}}}},
+        "/properties/a/items/patternProperties",
+        "'[0-9]{2,}' and 'X_'",
+        "no two match",
+    ),
+    (
+        {"items": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "(/|$)x"}]}},
+        "/items/anyOf/1/pattern",
+        "an end within the text",
+        "at the ends of the pattern",
+    ),
+    (
+        {"prefixItems": [{"type": "string", "pattern": "^([a-z][0-9])+$", "minLength": 10000}]},
+        "/prefixItems/0/pattern",
+        "too complex together",
+        "one pattern",
+    ),
+    (
+        {"const": {"foo": 1}, "patternProperties": {"f.*o": {"type": "integer"}}},
+        "/const",
+        "together with a pattern that its name matches",
+        "in 'properties'",
+    ),
+    (
+        {"$ref": "#/$defs/a", "$defs": {"a": {"patternProperties": {"f.*": {"type": "null"}, "b.*": {}}}}},
+        "/$defs/a/patternProperties",
+        "'f.*' and 'b.*'",
+        "no two match",
+    ),
+]  # fmt: skip
+
+
+WIDE = {f"p{n}": {"type": "null"} for n in range(1_001)}
+SCHEMAS += [
+    ({"items": {"properties": WIDE}}, "/items/properties", "1001 named properties", "up to 1000"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place", "problem", "remedy"), SCHEMAS)
+def test_what_the_mask_engine_refuses_of_a_schema_is_found(
+    compiler: Compiler, schema: dict[str, Any], place: str, problem: str, remedy: str
+) -> None:
+    error = refusal(compiler, JsonSchema(schema=schema, at="response_format.schema"))
+    assert (error.param, error.code) == ("response_format.schema", "unsupported_schema")
+    assert error.message.startswith(f"response_format.schema: at {place}: ")
+    assert problem in error.message
+    assert remedy in error.message
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "structured-output.md"
+
+
+def documented() -> list[tuple[str, str]]:
+    """The rows of the page's table of what is refused."""
+    table = PAGE.read_text(encoding="utf-8").partition("## What is refused")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    return [(given, told) for given, told in rows]
+
+
+@pytest.mark.parametrize(("given", "told"), documented())
+def test_what_the_page_says_is_refused(compiler: Compiler, given: str, told: str) -> None:
+    kind, text = re.findall(r"`([^`]*)`", given)[0], re.findall(r"`([^`]*)`", given)[-1]
+    constraint: Constraint = JsonSchema(schema={}, at="field")
+    match kind:
+        case "regex":
+            constraint = Regex(pattern=text, at="field")
+        case "lark" | "gbnf":
+            constraint = Grammar(text=text, syntax="lark" if kind == "lark" else "gbnf", at="field")
+        case schema:
+            constraint = JsonSchema(schema=json.loads(schema), at="field")
+    error = refusal(compiler, constraint)
+    place, _, words = told.rpartition(": ")
+    assert f"{place}" in error.message
+    assert words in error.message.replace("\\\\", "\\")
+    assert error.code == ("unsupported_schema" if isinstance(constraint, JsonSchema) else "invalid_grammar")
+
+
+def test_the_page_has_the_table() -> None:
+    assert len(documented()) > 20
+
+
+def test_a_panic_of_the_mask_engine_is_told_in_words_of_the_schema() -> None:
+    schema = {"properties": {"a": {"items": {"maxItems": 9}}, "b": {"type": "null"}}}
+
+    def breaks(parts: Sequence[dict[str, Any]]) -> str | None:
+        panic = "panic: assertion failed: grammar.symbols.len() < u16::MAX as usize - 10\n<backtrace>\n   0: <unknown>"
+        return panic if '"maxItems": 9' in json.dumps(parts) else None
+
+    form = Form(JsonSchema(schema=schema, at="s"), None)
+    message = refusal_of(form, breaks([{"maxItems": 9}]) or "", breaks).message
+    larger = "it is larger than a form may be; a simpler schema in this place"
+    assert message == f"s: at /properties/a/items/maxItems: {larger}"
+
+
+def test_a_schema_of_a_structure_is_named(compiler: Compiler) -> None:
+    bad = {"items": {"patternProperties": {"f.*": {"type": "null"}, "b.*": {}}}}
+    structures = (TaggedStructure(begin="<a>", schema={}, end="</a>"), TaggedStructure(begin="<b>", schema=bad, end=""))
+    error = refusal(compiler, TaggedText(structures=structures, triggers=("<",), at="structural_tag"))
+    assert error.param == "structural_tag.structures[1].schema"
+    assert ".schema: at /items/patternProperties: " in error.message
+
+
+def test_what_masks_allow_of_tagged_texts_is_what_the_check_reads(compiler: Compiler) -> None:
+    """Random answers, also with begins and ends that overlap each other, triggers and numbers."""
+    small = {"type": "integer", "minimum": 1, "maximum": 999}
+    cases: list[tuple[list[tuple[str, Any, str]], tuple[str, ...]]] = [
+        ([("<f>", small, "</f>")], ("<f",)),
+        ([("aab", small, "5")], ("aa",)),
+        ([("xx", {"type": "null"}, "x"), ("xy", {"enum": ["y", "xx"]}, "y")], ("x",)),
+        ([("ab", {"type": "null"}, "a"), ("bc", {"type": "null"}, "a")], ("ab", "bc")),
+        ([("<a>", {"type": "boolean"}, ""), ("[[", {"type": "array", "maxItems": 1}, "]]")], ("<a", "[[")),
+    ]
+    random_, num_structures = random.Random(0), 0
+    for tags, triggers in cases:
+        structures = tuple(TaggedStructure(begin=begin, schema=schema, end=end) for begin, schema, end in tags)
+        constraint = TaggedText(structures=structures, triggers=triggers, at="t")
+        grammar, check = compiler.compile(constraint), TaggedValidator(constraint)
+        wanted = set("".join(begin + end for begin, _, end in tags) + '"{}[]:, xyntruefalse15')
+        letters = {compiler.vocabulary.token_bytes(token): token for token in range(3, 259)}
+        liked = [letters[letter.encode()] for letter in sorted(wanted)]
+        for _ in range(40):
+            guide, text = grammar.guide(), ""
+            while len(text) < 200:
+                if guide.matcher.is_accepting() and (random_.random() < 0.05 or len(text) > 60):
+                    assert check.errors(text) is None, text
+                    num_structures += any(trigger in text for trigger in triggers)
+                    break
+                token = next(t for t in random_.sample(liked, len(liked)) if guide.num_possible([t]) == 1)
+                guide.push(token)
+                text += compiler.vocabulary.token_bytes(token).decode()
+    assert num_structures > 20
+
+
+@pytest.mark.parametrize("pattern", ["x*", "[ ]{0,3}x?", r"\u00a0", ".", "(?=a)"])
+def test_white_space_that_json_does_not_have_is_refused(compiler: Compiler, pattern: str) -> None:
+    error = refusal(compiler, JsonSchema(schema={"const": [1]}, at="guided_json", whitespace=pattern))
+    assert (error.param, error.code) == ("guided_json", "invalid_grammar")
+    assert "white space" in error.message
+
+
+@pytest.mark.parametrize("pattern", [r"\s{0,2}", r"[\s]{0,2}", "[ ]?", r"[\x20\x0A]{0,3}"])
+def test_white_space_of_json_is_taken(compiler: Compiler, pattern: str) -> None:
+    grammar = compiler.compile(JsonSchema(schema={"const": [1]}, at="guided_json", whitespace=pattern))
+    assert says(compiler, grammar, "[ 1]")
+    assert not says(compiler, grammar, "[\u00a01]")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences", "others"),
+    [
+        (r'root ::= "\u00e9\x41\U0001F600"', ["éA😀"], ["é"]),
+        (r'root ::= "\[\]\"\\"', ['[]"\\'], [""]),
+        (r"root ::= [\x41-\x43\]^&-]", list("ABC]^&-"), ["D", "["]),
+        (r"root ::= [a&&b] [^a-z] .", ["&A\n"], ["cA\n", "aaa"]),
+        ('start ::= "b"\nroot ::= start start?', ["b", "bb"], ["bbb"]),
+        ('root ::= a-b a_b\na-b ::= "x" # a comment\na_b ::= "y" |\n  "z"', ["xy", "xz"], ["x"]),
+        ('root ::= ("a" |\n "b"){2} "c"{1,} | ""', ["", "abc", "bbcc"], ["ab", "aabc"]),
+        ("\r\nroot ::=\r\n [0-9]+ [/.*]", ["12/", "1."], ["12"]),
+        ("root ::= a\na ::= b a | b\nb ::= [xy]", ["xyx"], [""]),
+        ('root ::= "a"** "b"+', ["b", "aab"], ["a"]),
+    ],
+)
+def test_a_grammar_in_gbnf_has_the_sentences_that_llama_cpp_reads(
+    compiler: Compiler, text: str, sentences: list[str], others: list[str]
+) -> None:
+    grammar = compiler.compile(Grammar(text=text, syntax="gbnf", at="g"))
+    assert [says(compiler, grammar, each) for each in sentences] == [True] * len(sentences)
+    assert [says(compiler, grammar, each) for each in others] == [False] * len(others)
+
+
+pieces = st.sampled_from([*"ab-[]()?*+{}12,^$|:<>=!Pdpxu&~.éwi#\\", r"\d", r"\b", "[:alpha:]", "(?:", r"\n", r"\\"])
+
+
+def message_of(compiler: Compiler, constraint: Constraint) -> str:
+    """Empty: it compiles."""
+    try:
+        compiler.compile(constraint)
+    except InvalidRequest as error:
+        return error.message
+    return ""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(pieces, min_size=1, max_size=7).map("".join))
+def test_the_mask_engine_takes_the_form_of_each_pattern_that_the_check_takes(compiler: Compiler, pattern: str) -> None:
+    message = message_of(compiler, Regex(pattern=pattern, at="r"))
+    assert not message or message.startswith(("r: at line 1, column ", "r: no text satisfies it"))
+    assert "no mask enforces" not in message
+
+
+def fault_of(read: Callable[[str], object], text: str) -> Fault | None:
+    try:
+        read(text)
+    except Fault as fault:
+        return fault
+    return None
+
+
+@given(st.text(alphabet='ab"[]()|*+?{}1,:=#\n\\x-^. <', max_size=40))
+def test_no_text_makes_the_reader_of_gbnf_fail(text: str) -> None:
+    for grammar in (text, f"root ::= {text}"):
+        fault = fault_of(gbnf.to_lark, grammar)
+        assert fault is None or 0 <= fault.offset <= len(grammar)
+
+
+@given(st.text(max_size=30))
+def test_no_text_makes_the_check_of_patterns_fail(text: str) -> None:
+    fault = fault_of(regex.check, text)
+    assert fault is None or 0 <= fault.offset <= len(text)
