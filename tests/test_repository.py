@@ -38,6 +38,7 @@ BROAD_EXCEPT = {
     "router/pool.py": "one request of a frame that answers many",
     "router/replicas/replica.py": "one request of a frame that answers many",
     "state/thread.py": "the loop of a thread, and a task that answers for others",
+    "structured/trial/__main__.py": "the whole life of a forked process: a defect ends one trial",
     "predict/backend.py": "what an operator's model raises",
     "predict/pipelines/execution.py": "what an operator's model raises",
     "predict/runtimes/trial.py": "what an operator's model raises",

@@ -121,4 +121,5 @@ def test_nothing_is_left_of_a_server_that_ends_during_a_trial(serving: Serving, 
         serving.process.wait(30)
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
         with contextlib.suppress(httpx.TransportError):
-            assert lost.result().status_code in (400, 503)
+            # A server that drains answers a request that ends within the grace.
+            assert lost.result().status_code in (200, 400, 503)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from inferd.checkpoints.text.tokenizer import Tokenizer
-from inferd.structured.closing import EndTokens
+from inferd.structured.end_tokens import EndTokens
 from inferd.structured.names import QuoteTokens
 from inferd.structured.spelling import LongestTokens
 

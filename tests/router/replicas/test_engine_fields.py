@@ -21,6 +21,7 @@ ABOVE_THE_WORKER = {
         "remote",
         "remotes",
         "replicas",
+        "rollout",
     ),
     *("resume_streams", "retry", "routing", "versions"),
 }
