@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+import importlib
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 
@@ -37,6 +39,28 @@ class Commands(click.Group):
         rows = [(name, command.get_short_help_str(limit=1000)) for name, command in found if command is not None]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+class Lazy(Commands):
+    """A group that imports a command's module when the command is named.
+
+    ``modules``: a command's name and its module below ``inferd.cli``, which has a click command called ``command``.
+    """
+
+    def __init__(self, name: str | None = None, *, modules: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = self._modules.get(cmd_name)
+        if module is None:
+            return None
+        found: object = importlib.import_module(f"inferd.cli.{module}").command
+        assert isinstance(found, click.Command)
+        return found
 
 
 class Sectioned(click.Command):

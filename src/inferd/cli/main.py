@@ -5,14 +5,13 @@ Importing a command only when it runs shortens the start of ``inferd serve``.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import TracebackType
 
 import click
 
 from inferd import __version__
-from inferd.cli.help import SETTINGS, Commands
+from inferd.cli.help import SETTINGS, Lazy
 from inferd.cli.terminal import fail, is_debug, speak_json
 from inferd.errors import InferdError
 
@@ -26,6 +25,7 @@ COMMANDS = {
     "drain": "running.drain",
     "models": "running.models",
     "rollout": "running.rollout",
+    "registry": "registry.group",
     "keys": "keys",
     "chat": "chat",
     "generate": "generate",
@@ -57,6 +57,7 @@ Start here:
   inferd chat                      talk to it
   inferd generate "Once upon"      one answer, then back to the shell
   inferd predict digits -i a.jpg   one prediction
+  inferd registry digest ./my-model    what to pin in its settings
   inferd quantize ./my-model --output ./small    a smaller checkpoint
   inferd alerts inferd.yaml        rules for Prometheus from its objectives
 
@@ -67,22 +68,7 @@ mistakes.
 """
 
 
-class Lazy(Commands):
-    """A group that imports a command's module when the command is named."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = COMMANDS.get(cmd_name)
-        if module is None:
-            return None
-        found: object = importlib.import_module(f"inferd.cli.{module}").command
-        assert isinstance(found, click.Command)
-        return found
-
-
-@click.group(cls=Lazy, help=OVERVIEW, context_settings=SETTINGS)
+@click.group(cls=Lazy, modules=COMMANDS, help=OVERVIEW, context_settings=SETTINGS)
 @click.version_option(__version__, "-V", "--version", prog_name="inferd", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show Python tracebacks of errors (also INFERD_DEBUG=1).")
 def cli(debug: bool) -> None:
