@@ -159,7 +159,8 @@ def test_a_bad_form_is_told_alike_in_the_dialects_of_texts(
 def test_a_form_binds_texts_over_rest_and_grpc(
     http: httpx.Client, channel: grpc.Channel, fields: dict[str, Any], text: str
 ) -> None:
-    parameters = {"max_tokens": 40, **{name: value for name, value in fields.items() if value is not None}}
+    # Many, because a model that follows no script writes much of the white space that a form allows.
+    parameters = {"max_tokens": 1000, **{name: value for name, value in fields.items() if value is not None}}
     body = {"text_input": "hi", "parameters": parameters}
     reply = http.post("/v2/models/scripted/generate", json=body).json()
     said = [reply["text_output"]]

@@ -95,6 +95,14 @@ DISCRIMINATED = {
             [["x", "y"], ["z", "x", "y"]],
             [["x", "x"], ["x"], ["x", "y", "z", "x"]],
         ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3}},
+            },
+            [{}, {"b": 1}],
+            [{"a": [1, 2]}, {"a": []}, {"a": [1, 2, 1]}],
+        ),
         ({"type": "array", "contains": {"const": 1}}, [[1], [0, 1], [2, 3, 1]], [[], [0]]),
         ({"type": "array", "contains": {"const": 1}, "maxContains": 1}, [[1], [0, 1]], [[1, 1], []]),
         (
@@ -186,6 +194,7 @@ def test_a_keyword_keeps_its_meaning(schema: Any, valid: list[Any], invalid: lis
         ({"const": "a\u0000b"}, "", "control characters"),
         ({"type": "string", "pattern": r"^a\x00b$"}, "/pattern", "a control character"),
         ({"type": "string", "const": 1}, "", "no finite value"),
+        ({"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "minItems": 2}, "", "no finite value"),
     ],
 )
 def test_a_refusal_names_field_pointer_and_remedy(schema: Any, place: str, words: str) -> None:
