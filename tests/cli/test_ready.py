@@ -17,7 +17,7 @@ from tests.predict.row_models import cumulative_sum
 from inferd.cli.check import examine, show
 from inferd.cli.predict.outputs import table_of, text_of
 from inferd.cli.ready import contract_lines, curl_line, engine_line, python_lines, show_ready, spec_text, threads_text
-from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig, StateConfig
+from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig, ServerConfig, StateConfig
 from inferd.errors import ModelLoadError
 from inferd.predict.load import create_backend
 from inferd.registry.source import silent
@@ -130,6 +130,15 @@ def test_commands_name_the_server_where_it_is_not_the_usual_one(
     config = Config(models={"m": ModelConfig(source="m")}, state=state)
     show_ready(address, config, {"m": written(has_chat_template=True)})
     assert said in capsys.readouterr().out
+
+
+def test_the_console_is_named_where_it_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+    config = Config(models={"m": ModelConfig(source="m")})
+    show_ready(ADDRESS, config, {"m": written()})
+    assert f"console {ADDRESS}/   API reference" in capsys.readouterr().out
+    config = Config(models=config.models, server=ServerConfig(console=False))
+    show_ready(ADDRESS, config, {"m": written()})
+    assert "console" not in capsys.readouterr().out
 
 
 def test_of_models_that_are_not_loaded_yet_nothing_is_offered_but_to_look(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,8 +67,10 @@ def show_ready(
         _show_example(address, known, infos.get(known), needs_key=needs_key)
     elif names:
         click.echo(f"Load the first of them, and see what it takes: inferd predict {shlex.quote(names[0])}{where}\n")
-    parts = [f"API reference {address}/docs", f"metrics {address}/metrics", *_talk(names, config, infos, where)]
-    click.echo("   ".join([*parts, "stop: Ctrl-C"]) + "\n")
+    pages = [f"API reference {address}/docs", f"metrics {address}/metrics"]
+    if config.server.console:
+        pages.insert(0, f"console {address}/")
+    click.echo("   ".join([*pages, *_talk(names, config, infos, where), "stop: Ctrl-C"]) + "\n")
     sys.stdout.flush()
 
 
