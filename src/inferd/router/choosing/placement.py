@@ -45,7 +45,7 @@ class Placement:
         able = []
         for member in available:
             if member.replica.accepts(ticket) and (not region or member.region == region):
-                able.append(member)  # noqa: PERF401: one of few, for every request
+                able.append(member)
         if ticket.failed_replicas:
             able = [member for member in able if member.replica not in ticket.failed_replicas]
         holder = (
