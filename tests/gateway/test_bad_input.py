@@ -15,7 +15,7 @@ from tests.stopwatch import Stopwatch
 
 from inferd.config import ServerConfig
 from inferd.errors import InvalidRequest
-from inferd.gateway.body.decode import decode, may_repeat_keys
+from inferd.gateway.body.decode import decode, is_certain
 from inferd.gateway.openai.wire import ChatRequest, CompletionRequest, chat_decoder, completion_decoder
 
 HI = [{"role": "user", "content": "hi"}]
@@ -199,6 +199,55 @@ def test_bytes_that_are_no_utf8_are_the_clients_mistake_everywhere(server: Runni
     assert 400 <= post(server, path, body).status_code < 500
 
 
+def nested(levels: int, inner: str = "1") -> str:
+    return '{"a":[' * (levels // 2) + inner + "]}" * (levels // 2)
+
+
+BEYOND = [
+    '"metadata":{"x":1e999}', '"metadata":{"x":[-1e400]}', '"metadata":{"\\u003a":-1e400}', f'"metadata":{nested(300)}',
+    f'"metadata":{nested(300)},"\\u003a":1', '"metadata":' + "9" * 5000, '"metadata":' + "[" * 970 + "]" * 970,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", BEYOND, ids=range(len(BEYOND)))
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/decisions", "/tokenize"]
+)
+def test_an_ignored_field_that_no_later_reader_could_decode_is_refused(server: Running, path: str, field: str) -> None:
+    base = {
+        "/v1/completions": {"prompt": "a"},
+        "/tokenize": {"prompt": "a"},
+        "/v1/responses": {"input": [{"role": "user", "content": "x"}]},
+        "/v1/messages": {"messages": HI, "max_tokens": 5},
+        "/v1/decisions": {"input": "a", "questions": [{"type": "predicate", "instructions": "x"}]},
+    }.get(path, {"messages": HI})
+    reply = post(server, path, f"{json.dumps(base)[:-1]},{field}}}".encode())
+    assert reply.status_code == 400, reply.text
+    item, _, rest = json.dumps(base).partition('"role"')
+    if rest:
+        within = item + field.replace('"metadata"', '"unknown"', 1) + ',"role"' + rest
+        assert post(server, path, within.encode()).status_code == 400
+
+
+def test_a_wrong_field_is_named_although_another_one_cannot_be_decoded(server: Running) -> None:
+    body = b'{"input":"a","metadata":{"a":5},"unknown":1e999}'
+    error = post(server, "/v1/responses", body).json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "metadata[...]")
+    error = post(server, "/v1/responses", {"input": "a", "metadata": {"a": "x", "b": 5}}).json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "metadata.b")
+
+
+def test_schemas_may_be_as_deep_as_the_worker_reads_them(server: Running) -> None:
+    schema = {"type": "object"}
+    for _ in range(100):
+        schema = {"properties": {"a": schema}}
+    body = {"prompt": "a", "guided_json": schema}
+    assert post(server, "/v1/completions", body).status_code == 200
+    assert post(server, "/v1/completions", {**body, "guided_json": json.dumps(schema)}).status_code == 200
+    deep = post(server, "/v1/completions", {**body, "guided_json": nested(300)})
+    assert (deep.status_code, deep.json()["error"]["param"]) == (400, "guided_json")
+
+
 @given(st.binary(max_size=300))
 def test_no_bytes_do_more_than_be_refused(body: bytes) -> None:
     for decoder in (chat_decoder, completion_decoder):
@@ -271,9 +320,9 @@ def repeats_keys(text: str) -> bool | None:
 def test_no_repeated_key_passes_the_quick_look(text: str) -> None:
     expected = repeats_keys(text)
     if expected is not False:
-        assert may_repeat_keys(text.encode())
+        assert not is_certain(text.encode())
     elif "\\u003" not in text:
-        assert not may_repeat_keys(text.encode())  # or it would not be quick
+        assert is_certain(text.encode())  # or it would not be quick
 
 
 @pytest.mark.parametrize(

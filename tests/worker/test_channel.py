@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worker.watching import until
 
-from inferd.types import Delta, Output, PredictRequest
+from inferd.answer_form import AnswerForm, JsonSchema
+from inferd.types import Chat, Delta, GenerateRequest, Output, PredictRequest, SamplingParams
 from inferd.worker import asynchronous
 from inferd.worker.asynchronous import LARGE_BYTES, Channel, _frames
 from inferd.worker.channel import BlockingChannel, ChannelError, Frames
@@ -51,6 +52,29 @@ def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(
         at, turn = at + size, turn + 1
     assert received == sent
     assert frames.is_between_frames
+
+
+INTEGERS = (
+    st.integers() | st.integers(-(2**80), 2**80) | st.sampled_from([2**64, 2**64 - 1, -(2**63), -(2**63) - 1, 10**400])
+)
+CLIENT_JSON = st.recursive(
+    st.none() | st.booleans() | INTEGERS | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(CLIENT_JSON)
+def test_the_json_of_a_client_reaches_the_worker_with_integers_of_any_size(value: object) -> None:
+    chat = Chat(messages=[{"role": "user", "content": "x", "extra": value}], template_kwargs={"value": value})
+    form = AnswerForm(constraint=JsonSchema(schema={"const": value}, at="response_format"))
+    asked = GenerateRequest(
+        id="a", model="m", prompt=chat, sampling=SamplingParams(logit_bias={3: 1.0}, stop=("x",)), form=form
+    )
+    sent: list[ToWorker] = [
+        Submit(asked), Submit(PredictRequest(id="b", model="m", dialect="v2", body=b"\x00\xff")), Cancel("c"),
+    ]  # fmt: skip
+    assert list(Frames(to_worker_decoder).feed(encode_frame(sent))) == [sent]
 
 
 @given(st.binary(min_size=1, max_size=200))
@@ -154,6 +178,16 @@ def test_a_peer_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
         for _ in range(10):
             ends.channel.send(Cancel("x" * 1024 * 1024))
             await asyncio.sleep(0)
+        await until(lambda: bool(ends.closed), "the channel is closed")
+        assert isinstance(ends.closed[0], ChannelError)
+
+    with_ends(scenario)
+
+
+def test_a_message_that_cannot_be_written_closes_the_channel_so_that_no_request_waits_for_ever() -> None:
+    async def scenario(ends: Ends) -> None:
+        ends.channel.send(Cancel("a"))
+        ends.channel.send(Cancel("\ud800"))
         await until(lambda: bool(ends.closed), "the channel is closed")
         assert isinstance(ends.closed[0], ChannelError)
 

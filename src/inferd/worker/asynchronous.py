@@ -109,7 +109,7 @@ class Channel(asyncio.Protocol):
 
 
 def _frames(messages: Sequence[ToWorker]) -> Iterator[bytes]:
-    """The messages as few frames. Raises ChannelError for one message too large.
+    """The messages as few frames. Raises ChannelError for one message too large, or one that cannot be written.
 
     Large requests have frames of their own: the reader holds a frame twice, and must be able to stop between two
     frames.
@@ -125,7 +125,11 @@ def _frames(messages: Sequence[ToWorker]) -> Iterator[bytes]:
 
 
 def _bounded(messages: Sequence[ToWorker]) -> Iterator[bytes]:
-    frame = encode_frame(list(messages))
+    try:
+        frame = encode_frame(list(messages))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        # All messages of this turn would be lost with it, and their requests would never end.
+        raise ChannelError(f"A message cannot be written: {error}. This is a bug.") from error
     if len(frame) - HEADER.size <= MAX_FRAME_BYTES:
         yield frame
     elif len(messages) == 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -127,11 +128,36 @@ FromWorker = Loading | Ready | LoadFailed | Outputs | Heartbeat | Tokenized | De
 HEADER = struct.Struct("<I")
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
+_BIG_INTEGER = 1  # the type of the extension that holds one
+_INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
+
+
+def _extension(code: int, data: memoryview) -> Any:
+    if code != _BIG_INTEGER:
+        raise ValueError(f"an extension of the type {code} has no meaning")
+    return int.from_bytes(data, "big", signed=True)
+
+
 _encoder = msgspec.msgpack.Encoder()
-to_worker_decoder = msgspec.msgpack.Decoder(list[ToWorker])
+to_worker_decoder = msgspec.msgpack.Decoder(list[ToWorker], ext_hook=_extension)
 from_worker_decoder = msgspec.msgpack.Decoder(list[FromWorker])
 
 
 def encode_frame(messages: Sequence[ToWorker] | Sequence[FromWorker]) -> bytes:
-    body = _encoder.encode(messages)
+    try:
+        body = _encoder.encode(messages)
+    except OverflowError:  # JSON of a client, such as a schema, has an integer beyond msgpack's 64 bits
+        body = _encoder.encode(_with_extensions(msgspec.to_builtins(messages, builtin_types=(bytes,))))
     return HEADER.pack(len(body)) + body
+
+
+def _with_extensions(value: Any) -> Any:
+    """The value with extensions in the place of big integers."""
+    if isinstance(value, dict):
+        return {key: _with_extensions(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_extensions(one) for one in value]
+    if isinstance(value, int) and not _INT64_MIN <= value <= _UINT64_MAX:
+        size = value.bit_length() // 8 + 1
+        return msgspec.msgpack.Ext(_BIG_INTEGER, value.to_bytes(size, "big", signed=True))
+    return value

@@ -1,21 +1,24 @@
 """Decodes JSON bodies into wire structs, and turns the decoder's errors into messages for clients.
 
-One msgspec pass decodes and checks types. Two defects that it accepts are checked here: a key that appears twice
-(parsers disagree on which one counts), and invalid UTF-8 inside ignored fields.
+One msgspec pass decodes and checks types. Defects that it accepts are checked here: a key that appears twice (parsers
+disagree on which one counts), and in ignored fields what no later reader could decode: invalid UTF-8, numbers beyond
+float64, and lists and objects within each other without end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import json
+import math
 import re
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from inferd.errors import InvalidRequest
-from inferd.gateway.body.decode_cost import MAX_DECODE_COST, check_decode_cost
+from inferd.gateway.body.decode_cost import MAX_DECODE_COST, MAX_DEPTH, check_decode_cost, is_too_deep
 from inferd.gateway.body.faults import path_of_fault
 from inferd.gateway.call import Call, read_body, require_json
 from inferd.gateway.errors import invalid, printable, shown
@@ -51,41 +54,52 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         check_decode_cost(body)
     try:
         decoded = decoder.decode(body)
-        refuse_repeated_keys(body)
     except msgspec.ValidationError as error:
         raise _explain(str(error), body, decoder.type) from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(
-            f"The request body is not valid JSON ({printable(str(error), 200)}); send one JSON object.",
-            code="invalid_json",
-        ) from None
-    except UnicodeDecodeError:
-        raise InvalidRequest(
-            "The request body is not valid UTF-8; encode the JSON as UTF-8.", code="invalid_utf8"
-        ) from None
-    except RecursionError:
-        raise InvalidRequest("The request body is nested too deeply; flatten it.", code="invalid_json") from None
-    except ValueError as error:
-        raise InvalidRequest(
-            f"The request body is not valid JSON ({printable(str(error), 200)}); send one JSON object.",
-            code="invalid_json",
-        ) from None
+    except (ValueError, RecursionError) as error:
+        raise _no_json(error) from None
+    check_document(body)
     return decoded
 
 
-def refuse_repeated_keys(body: bytes) -> None:
-    """Check valid JSON. Raises InvalidRequest where an object has a key twice, or a string is not UTF-8."""
-    if not may_repeat_keys(body):
+def _no_json(error: Exception) -> InvalidRequest:
+    if isinstance(error, UnicodeDecodeError):
+        return InvalidRequest("The request body is not valid UTF-8; encode the JSON as UTF-8.", code="invalid_utf8")
+    if isinstance(error, RecursionError):
+        return InvalidRequest("The request body is nested too deeply; flatten it.", code="invalid_json")
+    return InvalidRequest(
+        f"The request body is not valid JSON ({printable(str(error), 200)}); send one JSON object.",
+        code="invalid_json",
+    )
+
+
+def check_document(body: bytes) -> None:
+    """Check valid JSON as a whole. Raises InvalidRequest where an object has a key twice, a string is not UTF-8, a number
+    cannot be held, or there are too many levels of lists and objects."""
+    if is_certain(body):
         return
     try:
-        json.loads(body.decode("utf-8"), object_pairs_hook=refuse_duplicates)
-    except UnicodeDecodeError:
-        raise InvalidRequest(
-            "The request body is not valid UTF-8; encode the JSON as UTF-8.", code="invalid_utf8"
-        ) from None
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=refuse_duplicates, parse_float=_finite)
     except DuplicateKey as error:
         name = printable(str(error))
         raise invalid(name, f"The key {name!r} appears twice in one object; send it once.", "duplicate_key") from None
+    except (ValueError, RecursionError) as error:
+        raise _no_json(error) from None
+    if is_too_deep(value):
+        raise InvalidRequest(
+            f"The request body has more than {MAX_DEPTH} levels of lists and objects within each other; flatten it.",
+            code="invalid_json",
+        )
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise InvalidRequest(
+            f"The request body has the number {printable(number)}, which is beyond 1.8e308; send a smaller one.",
+            code="invalid_json",
+        )
+    return value
 
 
 async def json_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
@@ -104,21 +118,24 @@ async def within_decode_cost(body: bytes) -> bytes:
     return body
 
 
-def may_repeat_keys(body: bytes) -> bool:
-    """False only for valid JSON in which no object has a key twice. Takes less than half of the exact check's time.
+def is_certain(body: bytes) -> bool:
+    """True only for JSON that ``check_document`` accepts. Takes less than half of its time.
 
     The document is decoded, which drops keys that come twice, and encoded again. Every key has one colon; colons inside
     strings are copied, or dropped with their string. So an equal number of colons means that no key was dropped, unless
     an escape sequence stands for a colon.
     """
     if b"\\" in body and b"\\u003" in body:  # a search for one byte is ten times as fast where there is none
-        return True  # the escape sequence of a colon, or of a character next to it
+        return False  # the escape sequence of a colon, or of a character next to it
     try:
-        again = _encode(_decode(body))
-        # Most clients write compact JSON, which is encoded to the same bytes.
-        return again != body and again.count(b":") != body.count(b":")
+        value = _decode(body)
+        if body.count(b"[") + body.count(b"{") > MAX_DEPTH and is_too_deep(value):
+            return False
+        again = _encode(value)
     except (ValueError, RecursionError):
-        return True
+        return False
+    # Most clients write compact JSON, which is encoded to the same bytes.
+    return again == body or again.count(b":") == body.count(b":")
 
 
 def _explain(text: str, body: bytes, wire: Any) -> InvalidRequest:
@@ -127,7 +144,8 @@ def _explain(text: str, body: bytes, wire: Any) -> InvalidRequest:
     what, at = (match["what"], match["at"] or "") if match else (text, "")
     path = at.replace("`", "").removeprefix("key in ").removeprefix("$")
     if "[...]" in path and len(body) <= OFF_LOOP_BYTES:
-        path = path_of_fault(_decode(body), wire) or path
+        with contextlib.suppress(ValueError, RecursionError):  # another part of the body cannot be decoded either
+            path = path_of_fault(_decode(body), wire) or path
     param = path.removeprefix(".")
     if unknown := _UNKNOWN.match(what):
         name = printable(unknown["name"])

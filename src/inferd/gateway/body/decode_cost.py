@@ -7,12 +7,15 @@ counted on another thread than the event loop's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from inferd.errors import InvalidRequest
 
 PIECE_BYTES: Final = 4096
 MAX_DECODE_COST: Final = 1 << 18  # the unit is decoding one number of a list; this many take about 30 ms
+MAX_DEPTH: Final = 256
+"""Levels of lists and objects. Every reader and writer behind the door recurses, and gets through more than twice as
+many."""
 
 _PIECE_BYTES: Final = 256 * 1024  # counted in one call
 
@@ -59,6 +62,17 @@ def check_decode_cost(body: bytes) -> None:
             "binary data.",
             code="too_many_values",
         )
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether decoded JSON has more than ``MAX_DEPTH`` levels of lists and objects."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        parts = [one if isinstance(one, list) else one.values() for one in level if isinstance(one, list | dict)]
+        if not parts:
+            return False
+        level = [one for part in parts for one in part]
+    return True
 
 
 def _weight(body: bytes) -> int:

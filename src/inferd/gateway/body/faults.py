@@ -1,6 +1,6 @@
-"""Finds the entries of lists at which a body does not have the form of its struct.
+"""Finds the entries of lists and objects at which a body does not have the form of its struct.
 
-The decoder's own messages name lists without the number of the entry: ``input[...].content``.
+The decoder's own messages name neither the number nor the key of an entry: ``input[...].content``, ``metadata[...]``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ def _path_within(part: Any, kind: Any) -> str | None:
             for i, entry in enumerate(part):
                 if _said_of(entry, entry_kind) is not None:
                     return f"[{i}]{_path_in_entry(entry, entry_kind)}"
+        elif isinstance(part, dict) and get_origin(one) is dict:
+            _, entry_kind = get_args(one)
+            for key, entry in part.items():
+                if _said_of(entry, entry_kind) is not None:
+                    return f".{key}{_path_in_entry(entry, entry_kind)}"
         elif isinstance(part, dict) and _is_struct(one):
             return path_of_fault(part, one)
     return None

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from inferd.gateway.body.embedded import call_arguments
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.limits import MAX_MESSAGES
 
@@ -218,7 +219,7 @@ class _Conversation:
                 "input", f"The call {shown(item.call_id)} of {at} has no output; {_NO_RESULT}", "missing_tool_output"
             )
         self._awaited.add(item.call_id)
-        arguments = {INPUT: item.input or ""} if kind == "custom_tool_call" else _arguments(item.arguments)
+        arguments = {INPUT: item.input or ""} if kind == "custom_tool_call" else call_arguments(item.arguments or "{}")
         function = {"name": flat_name(item.name, item.namespace), "arguments": arguments}
         return {"id": item.call_id, "type": "function", "function": function}
 
@@ -313,17 +314,6 @@ def _part(part: Part, at: str, role: str) -> str:
         f"{at} is of type {shown(part.type)}; the models served here read text parts only.",
         "unsupported_content",
     )
-
-
-def _arguments(arguments: str | None) -> str | JSON:
-    """A call's arguments as an object, which templates expect. Text that is not a JSON object stays unchanged."""
-    if not arguments:
-        return {}
-    try:
-        decoded = msgspec.json.decode(arguments.encode("utf-8"))
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return arguments
-    return decoded if isinstance(decoded, dict) else arguments
 
 
 def encrypted(reasoning: str) -> str:

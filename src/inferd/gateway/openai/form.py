@@ -20,6 +20,7 @@ from inferd.answer_form import (
     TaggedStructure,
     TaggedText,
 )
+from inferd.gateway.body.embedded import decoded_text
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.limits import check_strings
 from inferd.gateway.openai.wire import GenerationFields, ResponseFormat, StructuredOutputs
@@ -149,9 +150,10 @@ def _schema(given: str | JSON | bool, at: str) -> JSON | bool:
     if not isinstance(given, str):
         return given
     try:
-        return msgspec.json.decode(given, type=JSON | bool)
-    except (msgspec.DecodeError, RecursionError) as error:
+        schema: JSON | bool = msgspec.convert(decoded_text(given), JSON | bool)
+    except ValueError as error:
         raise invalid(at, f"{at} is a text that is no JSON Schema: {error}. Send an object.") from error
+    return schema
 
 
 def _text(given: str, at: str) -> str:
@@ -176,7 +178,7 @@ def _grammar(given: str, at: str) -> Grammar:
 def _tags(given: str | JSON, at: str) -> TaggedText:
     try:
         if isinstance(given, str):
-            given = msgspec.json.decode(given, type=JSON)
+            given = msgspec.convert(decoded_text(given), JSON)
         if given.get("format") is not None:
             raise invalid(
                 f"{at}.format",
@@ -184,7 +186,7 @@ def _tags(given: str | JSON, at: str) -> TaggedText:
                 "unsupported_parameter",
             )
         tags = msgspec.convert(given, _Tags)
-    except (msgspec.DecodeError, RecursionError) as error:  # also a ValidationError, which names the field
+    except ValueError as error:  # also a ValidationError, which names the field
         raise invalid(at, f"{at} is no structural tag: {error}. Send 'structures' and 'triggers'.") from error
     check_strings(f"{at}.triggers", tags.triggers, 1024, 1024)
     if not tags.triggers or not tags.structures:

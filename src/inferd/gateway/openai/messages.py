@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import msgspec
-
 from inferd.errors import InvalidRequest
+from inferd.gateway.body.embedded import call_arguments
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.limits import MAX_MESSAGES, MAX_TOOLS, check_arguments_schema
 from inferd.gateway.openai.wire import JSON, ChatMessage, ChatRequest, ContentPart, TokenizeRequest, Tool
@@ -161,16 +160,9 @@ def _part(part: ContentPart | str, role: str, at: str) -> str:
 
 
 def _arguments(arguments: str | JSON | None) -> str | JSON:
-    """A call's arguments as an object, which templates expect. Text that is not a JSON object stays unchanged."""
     if arguments is None:
         return {}
-    if isinstance(arguments, str):
-        try:
-            decoded = msgspec.json.decode(arguments.encode("utf-8"))
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            return arguments
-        return decoded if isinstance(decoded, dict) else arguments
-    return arguments
+    return call_arguments(arguments) if isinstance(arguments, str) else arguments
 
 
 def _tools(tools: list[Tool] | None) -> list[JSON] | None:

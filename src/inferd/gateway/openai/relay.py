@@ -10,7 +10,7 @@ import msgspec
 
 from inferd.config.versions import entry_named
 from inferd.gateway.admission import cost_elsewhere, may_use, terms_of
-from inferd.gateway.body.decode import OFF_LOOP_BYTES, decode, decode_body, refuse_repeated_keys
+from inferd.gateway.body.decode import OFF_LOOP_BYTES, check_document, decode, decode_body
 from inferd.gateway.caching import CacheInputs
 from inferd.gateway.call import PENDING, Answer, Call
 from inferd.gateway.context import Context
@@ -72,7 +72,7 @@ async def relay_request(context: Context, call: Call, path: str, body: bytes) ->
     if not is_decoded or len(body) > OFF_LOOP_BYTES:
         await decode_body(body, decoder)  # type: ignore[misc]  # its error names the wrong field
     else:
-        refuse_repeated_keys(body)
+        check_document(body)
     num_prompts = width = 1
     if isinstance(fields, TextFields):
         num_prompts = num_prompts_of(fields.prompt)
