@@ -238,7 +238,7 @@ def test_a_wrong_field_is_named_although_another_one_cannot_be_decoded(server: R
 
 
 def test_schemas_may_be_as_deep_as_the_worker_reads_them(server: Running) -> None:
-    schema = {"type": "object"}
+    schema: dict[str, Any] = {"type": "object"}
     for _ in range(100):
         schema = {"properties": {"a": schema}}
     body = {"prompt": "a", "guided_json": schema}

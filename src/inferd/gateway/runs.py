@@ -25,6 +25,7 @@ from inferd.gateway.call import DONE, Call
 from inferd.gateway.recorded_exchange import RecordedExchange
 from inferd.http.exchange import Exchange
 from inferd.http.head import RequestHead
+from inferd.stored.documents import with_fields
 from inferd.stored.port import MAX_ATTEMPTS, RUNNING, ResponseStore, StoredResponse, Unfinished
 from inferd.stored.record import frames_after
 from inferd.tenancy.principal import OPERATOR, Door, Principal
@@ -347,14 +348,22 @@ def recorded(found: StoredResponse, after: int) -> Iterator[bytes]:
     if found.events:
         yield from frames_after(found.events, after)
     elif found.status == "failed":
-        yield closing_event(found, after + 1)
+        queued = with_fields(found.body, status=b'"queued"', error=b"null")
+        for number, name in enumerate((b"created", b"queued")):
+            if number > after:
+                yield _event(name, number, queued)
+        yield closing_event(found, max(after + 1, 2))
 
 
 def closing_event(found: StoredResponse, number: int) -> bytes:
-    """The event of a response that failed before its first event."""
-    return b'event: response.failed\ndata: {"type":"response.failed","sequence_number":%d,"response":%b}\n\n' % (
-        number,
-        found.body,
+    """The event of a response that failed before its first event but those of its queue."""
+    return _event(b"failed", number, found.body)
+
+
+def _event(name: bytes, number: int, response: bytes) -> bytes:
+    return b'event: response.%b\ndata: {"type":"response.%b","sequence_number":%d,"response":%b}\n\n' % (
+        *(name, name),
+        *(number, response),
     )
 
 

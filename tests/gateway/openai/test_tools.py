@@ -120,6 +120,8 @@ ASKS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
         ([*HI, {"role": "tool", "tool_call_id": "c1", "content": "1"}], "messages[1].role"),
         ([*HI, ASKS, {"role": "tool", "tool_call_id": "c2", "content": "1"}], "messages[2].tool_call_id"),
         ([*HI, ASKS, *HI, {"role": "tool", "tool_call_id": "c1", "content": "1"}], "messages[3].role"),
+        ([*HI, ASKS, *[{"role": "tool", "tool_call_id": "c1", "content": "1"}] * 2], "messages[3].tool_call_id"),
+        ([*HI, ASKS, *[{"role": "tool", "content": "1"}] * 2], "messages[3].tool_call_id"),
     ],
 )
 def test_results_of_no_call_are_refused(server: Running, messages: list[object], at: str) -> None:
@@ -132,3 +134,14 @@ def test_results_of_calls_are_taken(server: Running) -> None:
     two = {**ASKS, "tool_calls": [CALL, {**CALL, "id": "c2"}]}
     results = [{"role": "tool", "tool_call_id": id, "content": "1"} for id in ("c2", "c1")]
     assert post(server, "/v1/chat/completions", {"messages": [*HI, two, *results]}).status_code == 200
+    for calls, ids in (
+        ([CALL, CALL], ("c1", "c1")),
+        ([{**CALL, "id": None}, CALL], ("c1", "x")),
+        ([CALL] * 2, (None, "c1")),
+    ):
+        messages = [
+            *HI,
+            {**ASKS, "tool_calls": calls},
+            *[{"role": "tool", "tool_call_id": id, "content": "1"} for id in ids],
+        ]
+        assert post(server, "/v1/chat/completions", {"messages": messages}).status_code == 200, ids

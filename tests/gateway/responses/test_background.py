@@ -9,12 +9,12 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseCreatedEvent
 from tests.gateway.fakes import Running
 from tests.gateway.responses.stored import Store, storing
 from tests.gateway.responses.test_responses_api import chat_of, events, folded, says
 
-from inferd.errors import Overloaded
+from inferd.errors import InvalidRequest, Overloaded
 from inferd.types import Delta, End, GenerateRequest, Output, PromptReport, Usage
 
 JSON = dict[str, Any]
@@ -153,6 +153,22 @@ def test_a_background_response_that_fails_says_why(server: Running, client: open
     assert (failed.status, failed.output_text) == ("failed", "Hel")
     assert failed.error is not None
     assert failed.error.code == "server_error"
+
+
+def test_the_events_of_a_response_that_was_never_computed_have_the_same_numbers_when_they_are_read_again(
+    server: Running, client: openai.OpenAI
+) -> None:
+    server.router.script = lambda request: [InvalidRequest("Too long.")]
+    with client.responses.create(model="tiny", input="hi", background=True, stream=True) as live:
+        told = list(live)
+    assert [event.type for event in told] == ["response.created", "response.queued", "response.failed"]
+    first = told[0]
+    assert isinstance(first, ResponseCreatedEvent)
+    assert ended(client, first.response.id).status == "failed"
+    for after in (-1, 0, 1):
+        more = {"starting_after": after} if after >= 0 else {}
+        with client.responses.retrieve(first.response.id, stream=True, **more) as again:  # type: ignore[call-overload]
+            assert list(again) == told[after + 1 :]
 
 
 def test_background_needs_the_store(client: openai.OpenAI) -> None:

@@ -120,6 +120,31 @@ def test_a_reference_stands_for_its_item(stored: Stored) -> None:
     assert [item["id"] for item in json.loads(kept.input_items)][:2] == [asked["id"], first["output"][0]["id"]]
 
 
+def test_every_stored_item_has_an_id_of_its_own_by_which_a_list_goes_on(stored: Stored) -> None:
+    first = stored.told({"input": "one"})
+    said = first["output"][0]["id"]
+    given = ["msg_a", "msg a", "msg_a", "", said, "x" * 129]
+    items = [{"role": "user", "content": str(i), "id": name} for i, name in enumerate(given)]
+    refs = [{"type": "item_reference", "id": said}] * 2
+    made = stored.told({"input": [*items, *refs]})
+    path = f"/v1/responses/{made['id']}/input_items?order=asc&limit=1"
+    listed: list[str] = []
+    while True:
+        after = f"&after={listed[-1]}" if listed else ""
+        page = stored.server.http.get(
+            f"{stored.server.url}{path}{after}", headers={"authorization": "Bearer sk-a"}
+        ).json()
+        listed += [item["id"] for item in page["data"]]
+        assert page["first_id"] == page["last_id"] == listed[-1]
+        if not page["has_more"]:
+            break
+        assert len(listed) < 10
+    assert len(set(listed)) == len(listed) == 8
+    assert (listed[0], listed[4]) == ("msg_a", said)
+    reply = stored.ask({"input": [{"type": "item_reference"}]})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input[0].id")
+
+
 def test_an_answer_that_cannot_be_stored_is_an_error(stored: Stored) -> None:
     stored.store.refusal = StateUnavailable("The disk is full.")
     reply = stored.ask({})

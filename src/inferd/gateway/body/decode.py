@@ -74,8 +74,8 @@ def _no_json(error: Exception) -> InvalidRequest:
 
 
 def check_document(body: bytes) -> None:
-    """Check valid JSON as a whole. Raises InvalidRequest where an object has a key twice, a string is not UTF-8, a number
-    cannot be held, or there are too many levels of lists and objects."""
+    """Check valid JSON as a whole. Raises InvalidRequest where an object has a key twice, a string is not UTF-8, a
+    number cannot be held, or there are too many levels of lists and objects."""
     if is_certain(body):
         return
     try:

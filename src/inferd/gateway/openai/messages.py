@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Final
 
 from inferd.errors import InvalidRequest
@@ -113,23 +114,27 @@ def _message(message: ChatMessage, at: str) -> JSON:
 
 def _check_results(messages: list[ChatMessage]) -> None:
     """Refuse results of tools that no call before them asks for: a template would render them as results of another
-    call, or not at all."""
-    ids: set[str | None] | None = None  # of the calls that the next results answer; None: there are none
+    call, or not at all. A result or a call without an id belongs to any of the others."""
+    ids: Counter[str | None] | None = None  # of the calls that the next results answer; None: there are none
     for i, message in enumerate(messages):
         if message.role != "tool":
-            ids = {call.id for call in message.tool_calls} if message.tool_calls else None
+            ids = Counter(call.id for call in message.tool_calls) if message.tool_calls else None
         elif ids is None:
             raise invalid(
                 f"messages[{i}].role",
                 f"messages[{i}] is the result of a tool, but no assistant message with tool_calls stands before it. "
                 "Add that message.",
             )
-        elif message.tool_call_id is not None and None not in ids and message.tool_call_id not in ids:
-            raise invalid(
-                f"messages[{i}].tool_call_id",
-                f"messages[{i}].tool_call_id is {shown(message.tool_call_id)}, but no call of the assistant message "
-                "before it has that id. Send the id of a call.",
-            )
+        else:
+            name = message.tool_call_id
+            answered = [one for one in (list(ids) if name is None else (name, None)) if ids[one]]
+            if not answered:
+                raise invalid(
+                    f"messages[{i}].tool_call_id",
+                    f"messages[{i}].tool_call_id is {shown(name)}, but no call of the assistant message before it has "
+                    "that id, or the call has its result already. Send one result for each call, with its id.",
+                )
+            ids[answered[0]] -= 1
 
 
 def _content(message: ChatMessage, at: str) -> str:

@@ -18,7 +18,7 @@ from inferd.gateway.body.decode import OFF_LOOP_BYTES
 from inferd.gateway.call import Call
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
-from inferd.gateway.generation.items import JSON, InputItem, Placed, kind_of
+from inferd.gateway.generation.items import InputItem, Placed, kind_of
 from inferd.gateway.responses.given import PREFIXES, as_stored
 from inferd.gateway.responses.wire import (
     ConversationRef,
@@ -27,6 +27,7 @@ from inferd.gateway.responses.wire import (
     item_decoder,
     sent_items_decoder,
 )
+from inferd.stored.documents import is_name, with_fields
 from inferd.stored.port import ResponseStore
 
 _NO_STATE: Final = "this server stores no responses (state.responses.enabled is off)"
@@ -122,6 +123,10 @@ async def new_items(context: Context, call: Call, body: PromptFields, past: Sequ
             found.append(placed)
             continue
         name = placed.item.id or ""
+        if not name:
+            raise invalid(
+                f"{placed.at}.id", f"{placed.at}.id is missing; a reference needs it.", "missing_required_parameter"
+            )
         of = _OF_RESPONSE.fullmatch(name)
         if name not in known and of is not None and of[1] not in read and context.stored is not None:
             read.add(of[1])
@@ -155,21 +160,22 @@ async def _items_of(store: ResponseStore, tenant: str, response_id: str, at: str
 
 
 def stored_input(raw: bytes, items: Sequence[Placed], response_id: str) -> bytes:
-    """The items that a request adds, as they are stored: each with its type and id, its content in parts."""
+    """The items that a request adds, as they are stored: each with its type and an id that no other has, its content in
+    parts."""
     sent = sent_items_decoder.decode(raw).input
     if isinstance(sent, str):
         sent = [{"type": "message", "role": "user", "content": sent}]
     unique = response_id.removeprefix("resp_")
-    made = [
-        _stored(fields, placed, f"{unique}i{i:02x}")
-        for i, (fields, placed) in enumerate(zip(sent or (), items, strict=True))
-    ]
+    taken: set[str] = set()
+    made: list[bytes] = []
+    for i, (fields, placed) in enumerate(zip(sent or (), items, strict=True)):
+        given = placed.item.id or ""
+        name = given
+        if not is_name(given) or given in taken:
+            name = f"{PREFIXES[kind_of(placed.item)]}_{unique}i{i:02x}"
+        taken.add(name)
+        if not placed.raw:
+            made.append(as_stored(fields, placed.item, name))
+        else:
+            made.append(placed.raw if name == given else with_fields(placed.raw, id=msgspec.json.encode(name)))
     return b"[%b]" % b",".join(made)
-
-
-def _stored(fields: JSON, placed: Placed, unique: str) -> bytes:
-    if placed.raw:
-        return placed.raw
-    given = fields.get("id")
-    own = f"{PREFIXES[kind_of(placed.item)]}_{unique}"
-    return as_stored(fields, placed.item, given if isinstance(given, str) and given else own)
