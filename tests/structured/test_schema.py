@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -239,6 +240,7 @@ def _nested(levels: int) -> Any:
     [
         _nested(50_000),
         {"enum": ["x" * 2_000] * 4_000},
+        {"enum": [{"a": [10**309]}]},
         {"allOf": [{"anyOf": [{"required": [f"{i}{j}"]} for j in range(10)]} for i in range(10)]},
         {"properties": {f"p{i}": {"type": "null"} for i in range(60)}, "minProperties": 30, "type": "object"},
         {"$defs": {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 10} for i in range(40)}, "$ref": "#/$defs/d0"},
@@ -247,6 +249,31 @@ def _nested(levels: int) -> Any:
 def test_a_bomb_is_refused_or_bounded(bomb: Any) -> None:
     with pytest.raises(InvalidRequest):
         normalise(bomb, AT)
+
+
+ANY_NUMBER = st.one_of(
+    st.sampled_from([10**308, 10**309, -(10**4000), 2**64, -(2**63) - 1, 1e308, 5e-324, -0.0, 1e22]),
+    st.integers(-(10**400), 10**400),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+NUMERIC = [
+    "const",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "minLength",
+    "maxLength",
+]
+SIZES = ["minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.dictionaries(st.sampled_from([*NUMERIC, *SIZES]), ANY_NUMBER, max_size=3), st.booleans())
+def test_numbers_of_any_size_are_written_out_or_refused(schema: dict[str, Any], is_negated: bool) -> None:
+    with contextlib.suppress(InvalidRequest):
+        normalise({"not": schema} if is_negated else schema, AT)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))

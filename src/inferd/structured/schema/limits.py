@@ -10,6 +10,7 @@ MOST_VALUES = 50_000  # of the document, schemas and plain values together
 DEEPEST = 100  # levels of the document
 MOST_CHARACTERS = 1_000_000  # of all its texts
 LARGEST_ENUM = 5_000
+MOST_DIGITS = 308  # of an integer; a double holds no longer ones
 
 
 def check(schema: Any, at: str) -> None:
@@ -24,6 +25,8 @@ def check(schema: Any, at: str) -> None:
             refuse(at, path[:3], f"the schema is nested over {DEEPEST} levels", "name parts of it in $defs")
         if isinstance(value, str):
             characters += len(value)
+        elif isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
+            refuse(at, path, f"the integer has over {MOST_DIGITS} digits", "write a smaller number")
         elif isinstance(value, dict):
             characters += sum(map(len, value))
             rest.extend((item, (*path, key)) for key, item in value.items())
