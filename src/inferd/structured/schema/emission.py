@@ -140,7 +140,7 @@ class Emitter:
 
     def _is_productive(self, kind: Kind, state: State, emitted: Any) -> bool:
         if emitted is not None:
-            return emitted != []  # there are too few values for a list without repeated items
+            return bool(emitted != [])  # there are too few values for a list without repeated items
         if kind == "array":
             return all(
                 self._has_value(state.item(position)) for position in range(min(state.least, len(state.prefix) + 1))
