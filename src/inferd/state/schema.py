@@ -85,6 +85,17 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE TABLE rollout_gateways (name TEXT NOT NULL, gateway TEXT NOT NULL, run BIGINT NOT NULL, "
         "is_ready BIGINT NOT NULL, deaths BIGINT NOT NULL, PRIMARY KEY (name, gateway))",
     ),
+    (
+        # Versions of models, their reports by digest, and the history of all changes as a chain of hashes.
+        "INSERT INTO counters (name, value) VALUES ('registry', 0)",
+        "CREATE TABLE registry_versions (name TEXT NOT NULL, version BIGINT NOT NULL, version_row BYTEA NOT NULL, "
+        "PRIMARY KEY (name, version))",
+        "CREATE TABLE registry_aliases (name TEXT NOT NULL, alias TEXT NOT NULL, version BIGINT NOT NULL, "
+        "PRIMARY KEY (name, alias))",
+        "CREATE TABLE registry_reports (digest TEXT PRIMARY KEY, report BYTEA NOT NULL)",
+        "CREATE TABLE registry_history (number BIGINT PRIMARY KEY, name TEXT NOT NULL, entry BYTEA NOT NULL)",
+        "CREATE INDEX registry_history_name ON registry_history (name, number)",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)
