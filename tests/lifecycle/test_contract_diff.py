@@ -98,7 +98,8 @@ def test_unknown_outputs_are_named_and_break_nothing() -> None:
 
 def test_the_contract_of_a_file_is_read_before_it_is_loaded() -> None:
     found = contract_of(models.path("demo-digits"))
-    assert found.inputs and found.outputs
+    assert found.inputs
+    assert found.outputs
     assert difference(found, found).words == ()
 
 

@@ -16,7 +16,16 @@ import pytest
 from inferd.errors import InvalidRequest, ModelNotFound
 from inferd.lifecycle import registry
 from inferd.lifecycle.contract_diff import Contract
-from inferd.lifecycle.registry import MAX_REPORT_BYTES, NewVersion, Version, attach_evidence, find, move, register
+from inferd.lifecycle.registry import (
+    MAX_REPORT_BYTES,
+    Finding,
+    NewVersion,
+    Version,
+    attach_evidence,
+    find,
+    move,
+    register,
+)
 from inferd.lifecycle.stages import Action, Policy
 from inferd.state.database import Database
 from inferd.state.open import open_database
@@ -43,8 +52,8 @@ def registered(database: Database, number: int = 1, **more: Any) -> Version:
 
 
 def verified(database: Database, version: Version) -> Version:
-    report = {"digest": (True, "as registered", {"digest": version.digest})}
-    return registry.verify(database, version.name, version.version, report, actor="user:1", now=2.0)  # type: ignore[arg-type]
+    found = Finding(kind="digest", passed=True, summary="as registered", report={"digest": version.digest})
+    return registry.verify(database, version.name, version.version, [found], actor="user:1", now=2.0)
 
 
 def moved(database: Database, version: Version, *actions: Action, **more: Any) -> Version:
@@ -127,8 +136,8 @@ def test_evidence_is_kept_with_its_report(database: Database) -> None:
 
 def test_files_that_are_not_as_registered_are_not_verified(database: Database) -> None:
     registered(database)
-    report = {"digest": (False, "other files", {"found": "tree-sha256:" + "f" * 64})}
-    found = registry.verify(database, "churn", 1, report, actor="user:1", now=2.0)  # type: ignore[arg-type]
+    other = Finding(kind="digest", passed=False, summary="other files", report={"found": "tree-sha256:" + "f" * 64})
+    found = registry.verify(database, "churn", 1, [other], actor="user:1", now=2.0)
     assert found.record.stage == "registered"
     with pytest.raises(InvalidRequest, match="newest digest report of the version did not pass"):
         moved(database, found, "verify")
@@ -238,11 +247,12 @@ def _killed(url: str, folder: Path, at: int) -> None:
 
     def dying(*args: Any, **more: Any) -> None:
         nonlocal count
-        for when in (lambda: None, lambda: write(*args, **more)):
+        for is_after in (False, True):
+            if is_after:
+                write(*args, **more)
             if count == at:
                 os.kill(os.getpid(), signal.SIGKILL)
             count += 1
-            when()
 
     registry._write = dying
     move(database, "churn", 2, "promote", actor="user:2", now=4.0)

@@ -44,7 +44,8 @@ class Commands(click.Group):
 class Lazy(Commands):
     """A group that imports a command's module when the command is named.
 
-    ``modules``: a command's name and its module below ``inferd.cli``, which has a click command called ``command``.
+    ``modules``: a command's name and its module below ``inferd.cli``, which has a click command called ``command``, or
+    one of another name: ``keys:create``.
     """
 
     def __init__(self, name: str | None = None, *, modules: Mapping[str, str], **settings: Any) -> None:
@@ -58,7 +59,8 @@ class Lazy(Commands):
         module = self._modules.get(cmd_name)
         if module is None:
             return None
-        found: object = importlib.import_module(f"inferd.cli.{module}").command
+        module, _, function = module.partition(":")
+        found: object = getattr(importlib.import_module(f"inferd.cli.{module}"), function or "command")
         assert isinstance(found, click.Command)
         return found
 

@@ -157,7 +157,7 @@ def create(
         priority=priority,
         expires_in_s=expires,
     )
-    with _database(file) as (database, config), recorded(config, "create_key", tenant) as outcome:
+    with opened_database(file) as (database, config), recorded(config, "create_key", tenant) as outcome:
         made = create_key(database, spec, by=OPERATOR, now=clock.wall())
         outcome.detail = f"new key {made.info.id}"
     _show_new(made, as_json)
@@ -179,7 +179,7 @@ def show(tenant: str | None, file: Path | None, as_json: bool) -> None:
     Example:
       inferd keys list --tenant team-a
     """
-    with _database(file) as (database, config):
+    with opened_database(file) as (database, config):
         infos = list_keys(database, now=clock.wall(), tenant=tenant)
         _journal(config).recover(database)
         used = {row.key_id: row for row in read_usage(database, by=("key_id",))}
@@ -223,7 +223,7 @@ def revoke(key_id: str, file: Path | None, as_json: bool) -> None:
     Example:
       inferd keys revoke a1B2c3D4e5F6
     """
-    with _database(file) as (database, config), recorded(config, "revoke_key", _id(key_id)):
+    with opened_database(file) as (database, config), recorded(config, "revoke_key", _id(key_id)):
         info = revoke_key(database, _id(key_id), now=clock.wall())
     if as_json:
         _print_json(info)
@@ -249,7 +249,7 @@ def rotate(key_id: str, overlap: float, file: Path | None, as_json: bool) -> Non
     Example:
       inferd keys rotate a1B2c3D4e5F6 --overlap 1h
     """
-    with _database(file) as (database, config), recorded(config, "rotate_key", _id(key_id)) as outcome:
+    with opened_database(file) as (database, config), recorded(config, "rotate_key", _id(key_id)) as outcome:
         made = rotate_key(database, _id(key_id), by=OPERATOR, overlap_s=overlap, now=clock.wall())
         outcome.detail = f"new key {made.info.id}"
     _show_new(made, as_json)
@@ -288,7 +288,7 @@ def usage(
       inferd keys usage --by tenant,day --since 2026-11-01
       inferd keys usage --tenant team-a --json
     """
-    with _database(file) as (database, config):
+    with opened_database(file) as (database, config):
         _journal(config).recover(database)
         rows = read_usage(
             database,
@@ -318,7 +318,8 @@ def usage(
 
 
 @contextmanager
-def _database(file: Path | None) -> Iterator[tuple[Database, Config]]:
+def opened_database(file: Path | None) -> Iterator[tuple[Database, Config]]:
+    """The database of a configuration file, which need not exist yet. Raises ConfigError, click.ClickException."""
     config = load_config(file, os.environ, {})
     folder = make_folder(data_folder(config.state))
     try:

@@ -17,6 +17,7 @@ from inferd.config.model import REMOTE_PREFIX, DType, ModelConfig, Runtime
 from inferd.config.payloads import PayloadsConfig
 from inferd.config.pipelines import PipelineConfig, StepConfig
 from inferd.config.prediction import BatchingConfig, SequenceConfig, TensorConfig
+from inferd.config.registry import RegistryConfig
 from inferd.config.remote import RemoteConfig, RemoteSettings
 from inferd.config.routing import BreakerConfig, ModelCacheConfig, QueueConfig, RetryConfig, RoutingConfig
 from inferd.config.server import (
@@ -49,6 +50,7 @@ __all__ = [
     "PayloadsConfig",
     "PipelineConfig",
     "QueueConfig",
+    "RegistryConfig",
     "RemoteConfig",
     "RemoteSettings",
     "RetryConfig",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from inferd.config.devices import DevicesConfig
 from inferd.config.model import ModelConfig
 from inferd.config.payloads import PayloadsConfig
+from inferd.config.registry import RegistryConfig
 from inferd.config.section import Section
 from inferd.config.server import CacheConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
 from inferd.config.tracing import TracingConfig
@@ -20,5 +21,6 @@ class Config(Section, frozen=True, kw_only=True):
     tracing: TracingConfig = TracingConfig()
     metrics: MetricsConfig = MetricsConfig()
     payloads: PayloadsConfig = PayloadsConfig()
+    registry: RegistryConfig = RegistryConfig()
     tenants: dict[str, TenantConfig] = {}
     models: dict[str, ModelConfig] = {}

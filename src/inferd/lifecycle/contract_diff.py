@@ -20,7 +20,22 @@ from inferd.types import TensorSpec
 
 MAX_TENSORS: Final = 1024
 _DATATYPES: Final = frozenset(
-    "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 BF16 FP32 FP64 BYTES".split()
+    [
+        "BOOL",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "INT8",
+        "INT16",
+        "INT32",
+        "INT64",
+        "FP16",
+        "BF16",
+        "FP32",
+        "FP64",
+        "BYTES",
+    ]
 )
 
 

@@ -31,7 +31,6 @@ from inferd.lifecycle.stages import (
     Kind,
     Policy,
     Record,
-    Stage,
     moved,
     with_evidence,
 )
@@ -111,6 +110,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     prev: str = NO_HASH
 
 
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What reading the files of a version has shown."""
+
+    kind: Literal["digest", "signature"]
+    passed: bool
+    summary: str
+    report: Mapping[str, Any]
+
+
 class LogVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What ``verify_log`` found. ``problem`` names the first thing that is wrong; empty: the history is whole."""
 
@@ -176,19 +184,20 @@ def verify(
     database: Database,
     name: str,
     version: int,
-    reports: Mapping[Literal["digest", "signature"], tuple[bool, str, Mapping[str, Any]]],
+    findings: Iterable[Finding],
     *,
     actor: str,
     now: float,
     policy: Policy = Policy(),
 ) -> Version:
-    """Store what reading a version's files has shown, by kind: whether it passed, a summary and the report. A version
-    that was registered and passed is verified. Raises ModelNotFound, InvalidRequest."""
+    """Store what reading a version's files has shown. A version that was only registered is verified where all of it
+    passed. Raises ModelNotFound, InvalidRequest."""
+    findings = tuple(findings)
     with _changing(database) as transaction:
         found = _one(transaction, name, version)
-        for kind, (passed, summary, report) in reports.items():
-            found = _attached(transaction, found, kind, report, passed, actor, now, summary)
-        if found.record.stage == "registered" and all(passed for passed, _, _ in reports.values()):
+        for one in findings:
+            found = _attached(transaction, found, one.kind, one.report, one.passed, actor, now, one.summary)
+        if found.record.stage == "registered" and all(one.passed for one in findings):
             found = _moved(transaction, found, Event(action="verify", actor=actor, at=now), policy)
     return found
 
@@ -304,17 +313,17 @@ def report_of(database: Database, name: str, version: int, kind: Kind) -> dict[s
     """The newest report of a kind. Raises ModelNotFound."""
     with database.reading() as transaction:
         found = _one(transaction, name, version).record.newest(kind)
-        rows = [] if found is None else transaction.rows(
-            "SELECT report FROM registry_reports WHERE digest = ?", (found.report,)
+        rows = (
+            []
+            if found is None
+            else transaction.rows("SELECT report FROM registry_reports WHERE digest = ?", (found.report,))
         )
     if not rows:
         raise ModelNotFound(f"{name}@{version} has no {kind} report.", param="kind")
     return msgspec.json.decode(msgspec.convert(rows[0][0], bytes), type=dict[str, Any])
 
 
-def history(
-    database: Database, name: str | None = None, *, before: int | None = None, limit: int = 100
-) -> list[Entry]:
+def history(database: Database, name: str | None = None, *, before: int | None = None, limit: int = 100) -> list[Entry]:
     """The newest lines, the newest first; of one model, and with lower numbers than ``before`` alone."""
     values: list[Value] = [before if before is not None else 1 << 62]
     if name is not None:
@@ -447,9 +456,7 @@ def _versions(transaction: Transaction, name: str | None) -> list[Version]:
 
 
 def _one(transaction: Transaction, name: str, version: int) -> Version:
-    rows = transaction.rows(
-        "SELECT version_row FROM registry_versions WHERE name = ? AND version = ?", (name, version)
-    )
+    rows = transaction.rows("SELECT version_row FROM registry_versions WHERE name = ? AND version = ?", (name, version))
     if not rows:
         return chosen(_versions(transaction, name), name, str(version))
     return _version_decoder.decode(msgspec.convert(rows[0][0], bytes))
@@ -464,9 +471,7 @@ def _with_aliases(transaction: Transaction, found: list[Version]) -> list[Versio
     for row in transaction.rows("SELECT name, version, alias FROM registry_aliases ORDER BY alias"):
         name, version, alias = msgspec.convert(row, tuple[str, int, str])
         names.setdefault((name, version), []).append(alias)
-    return [
-        msgspec.structs.replace(one, aliases=tuple(names.get((one.name, one.version), ()))) for one in found
-    ]
+    return [msgspec.structs.replace(one, aliases=tuple(names.get((one.name, one.version), ()))) for one in found]
 
 
 def _attached(

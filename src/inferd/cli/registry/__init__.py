@@ -1,1 +1,1 @@
-"""``inferd registry``: the artefacts of models, their digests and signatures. One file per command."""
+"""``inferd registry``: versions of models and their stages, and the artefacts that they consist of."""

@@ -8,15 +8,37 @@ from inferd.cli.help import Lazy
 
 COMMANDS = {
     "digest": "registry.digest",
+    "register": "registry.versions:register",
+    "list": "registry.versions:list_versions",
+    "show": "registry.versions:show",
+    "history": "registry.versions:history",
+    "verify-files": "registry.moves:verify_files",
+    "attach": "registry.moves:attach",
+    "validate": "registry.moves:validate",
+    "approve": "registry.moves:approve",
+    "canary": "registry.moves:canary",
+    "promote": "registry.moves:promote",
+    "archive": "registry.moves:archive",
+    "reject": "registry.moves:reject",
+    "alias": "registry.moves:alias",
+    "verify-log": "registry.versions:verify_log",
 }
-"""A command's name and its module below ``inferd.cli``."""
+"""A command's name, its module below ``inferd.cli``, and its function there."""
 
 
 @click.group("registry", cls=Lazy, modules=COMMANDS)
 def command() -> None:
-    """Digests and signatures of models' files.
+    """Versions of models with their stages, evidence and history; digests of their files.
+
+    A version goes from registered over verified, validated and approved to production. Works on the database of the
+    server (state.url), with or without a running server.
 
     \b
     Examples:
       inferd registry digest ./my-model
+      inferd registry register churn ./churn.onnx
+      inferd registry validate churn@1
+      inferd registry approve churn@1 --reason "reviewed in ticket 812"
+      inferd registry promote churn@1
+      inferd registry history churn
     """
