@@ -17,7 +17,6 @@ from inferd.config.model import REMOTE_PREFIX, DType, ModelConfig, Runtime
 from inferd.config.payloads import PayloadsConfig
 from inferd.config.pipelines import PipelineConfig, StepConfig
 from inferd.config.prediction import BatchingConfig, SequenceConfig, TensorConfig
-from inferd.config.registry import RegistryConfig
 from inferd.config.remote import RemoteConfig, RemoteSettings
 from inferd.config.routing import BreakerConfig, ModelCacheConfig, QueueConfig, RetryConfig, RoutingConfig
 from inferd.config.server import (
@@ -30,7 +29,7 @@ from inferd.config.server import (
     TlsConfig,
 )
 from inferd.config.tracing import TracingConfig
-from inferd.config.versioning import RolloutConfig, VersionsConfig
+from inferd.config.versioning import RegistryConfig, RolloutConfig, VersionsConfig
 from inferd.config.yaml_file import read_yaml
 
 __all__ = [

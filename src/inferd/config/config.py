@@ -5,10 +5,10 @@ from __future__ import annotations
 from inferd.config.devices import DevicesConfig
 from inferd.config.model import ModelConfig
 from inferd.config.payloads import PayloadsConfig
-from inferd.config.registry import RegistryConfig
 from inferd.config.section import Section
 from inferd.config.server import CacheConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
 from inferd.config.tracing import TracingConfig
+from inferd.config.versioning import RegistryConfig
 
 
 class Config(Section, frozen=True, kw_only=True):

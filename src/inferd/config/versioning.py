@@ -179,3 +179,21 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
         Literal["auto", "approve"],
         Meta(description="approve: the last step needs an approval too. auto: only the steps that say so."),
     ] = "auto"
+
+
+EvidenceKind = Literal["equivalence", "golden", "replay"]
+
+
+class RegistryConfig(Section, frozen=True, kw_only=True):
+    """What the versions of models need on their way to production."""
+
+    evidence: Annotated[
+        tuple[EvidenceKind, ...],
+        Meta(
+            description="Reports that a version needs before it is validated, beside the digest of its files and the "
+            "comparison of its contract: equivalence, golden, replay."
+        ),
+    ] = ()
+    four_eyes: Annotated[
+        bool, Meta(description="Whether another user or key than the one that registered a version has to approve it.")
+    ] = False

@@ -50,7 +50,7 @@ def validate(version: str, override: str, file: Path | None, as_json: bool) -> N
     \b
     Examples:
       inferd registry validate churn@3
-      inferd registry validate churn@3 --override "all clients read the new column"
+      inferd registry validate churn@3 --override "all clients are ready"
     """
     _move("validate", version, file, as_json, override=override)
 
