@@ -29,7 +29,7 @@ from inferd.config.server import (
     TlsConfig,
 )
 from inferd.config.tracing import TracingConfig
-from inferd.config.versioning import RegistryConfig, RolloutConfig, VersionsConfig
+from inferd.config.versioning import RolloutConfig, VersionsConfig
 from inferd.config.yaml_file import read_yaml
 
 __all__ = [
@@ -49,7 +49,6 @@ __all__ = [
     "PayloadsConfig",
     "PipelineConfig",
     "QueueConfig",
-    "RegistryConfig",
     "RemoteConfig",
     "RemoteSettings",
     "RetryConfig",
