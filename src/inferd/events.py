@@ -104,6 +104,7 @@ class ReplicaChanged(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 0
     rss_bytes: int = 0
     max_model_len: int = 0
+    verified: str = ""  # why its files were accepted, or FAILED and why not; empty: they were not verified
     is_remote: bool = False  # the replica is another server, which loads nothing here
 
 

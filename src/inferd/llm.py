@@ -454,6 +454,10 @@ def _refuse_what_writes_no_text(config: ModelConfig) -> None:
 
 
 def _load(name: str, config: ModelConfig, progress: bool) -> PreparingBackend:
+    if config.verify is not None:
+        from inferd.registry.verified import verified
+
+        config, _ = verified(name, config)
     _refuse_what_writes_no_text(config)
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

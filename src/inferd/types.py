@@ -472,6 +472,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str = ""  # digest of weights' identity, dtype and engine settings
     quantization: str = "none"  # integer format of its matrix products: none, int8, int4/64+int8, ...
     artifact: str = ""  # digest of its files when they were loaded; empty: unknown
+    verified: str = ""  # why its files were accepted, or FAILED and why not; empty: they were not verified
     attention: str = "reference"
     memory: MemoryPlan = MemoryPlan()
     load_s: dict[str, float] = {}  # phase -> seconds

@@ -198,6 +198,7 @@ def model_report(
         not_batched="" if status.info is None else status.info.not_batched,
         detail=status.detail,
         answer_format="" if status.info is None else status.info.answer_format,
+        verified="" if status.info is None else status.info.verified,
         num_threads=0 if status.info is None else status.info.num_threads,
         cores=[] if status.info is None else list(status.info.cores),
     )

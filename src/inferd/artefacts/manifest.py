@@ -89,16 +89,18 @@ def manifest_of(
     path: Path,
     *,
     ignored: Collection[str] = (BUNDLE_NAME,),
+    files: Sequence[FoundFile] | None = None,
     links_into: Path | None = None,
     threads: int | None = None,
     progress: Progress = silent,
 ) -> Manifest:
     """The manifest of a file or folder. Raises ModelLoadError that names the file and the remedy.
 
-    ``ignored``: relative paths that are left out; by default the signature. ``links_into``: see ``tree.find_files``.
+    ``ignored``: relative paths that are left out; by default the signature. ``files``: those that
+    ``tree.find_files`` has found, instead of all that are not ignored. ``links_into``: see ``tree.find_files``.
     ``threads``: how many files are read at the same time; by default by the processor's cores.
     """
-    found = find_files(path, ignored=ignored, links_into=links_into)
+    found = files if files is not None else find_files(path, ignored=ignored, links_into=links_into)
     count = Totals(sum(file.size for file in found), progress)
     hashed = each_file(lambda file: hash_file(file, count.add, links_into), found, threads)
     return Manifest(path.resolve().name, hashed)

@@ -25,6 +25,7 @@ from inferd.config.versions import rollout_warnings
 from inferd.errors import ConfigError, InferdError
 from inferd.registry.source import defines_class, find, is_code, is_remote
 from inferd.registry.triton import is_repository, read_repository
+from inferd.registry.verified import verified_models, verify_source
 from inferd.tenancy.door import is_loopback
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
     except ConfigError as error:
         return CheckReport(ok=False, file=file, problems=_lines(error), warnings=tuple(warnings))
     warnings += rollout_warnings(config.models)
-    problems: list[str] = []
+    problems = _verification(config, warnings)
     plan = None
     try:
         refuse_empty(config)
@@ -174,6 +175,30 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
         unchecked=tuple(unchecked),
         answer_formats=formats,
     )
+
+
+def _verification(config: Config, warnings: list[str]) -> list[str]:
+    """The problems of files that are to be verified; those of a model that is loaded all the same are warnings."""
+    problems: list[str] = []
+    for name, model in config.models.items():
+        for place, part in verified_models(name, model):
+            settings = part.verify
+            if settings is None or (is_remote(part.source) and find(part.source) is None):
+                continue  # what is not downloaded is told below
+            if settings.digest is not None and settings.digest.startswith("sha256:") and settings.signature is None:
+                warnings.append(
+                    f"models.{place}.verify.digest: it does not cover the names of files; pin the tree-sha256: that "
+                    "inferd registry digest prints."
+                )
+            try:
+                verify_source(part)
+            except InferdError as error:
+                lines = [f"models.{place}.verify: {line}" for line in _lines(error)]
+                if settings.mode == "enforce":
+                    problems += lines
+                else:
+                    warnings += lines
+    return problems
 
 
 def _answer_formats(plan: Plan | None, config: Config, warnings: list[str], problems: list[str]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from inferd.config.server import (
     TlsConfig,
 )
 from inferd.config.tracing import TracingConfig
+from inferd.config.verification import SignatureConfig, VerifyConfig
 from inferd.config.versioning import RolloutConfig, VersionsConfig
 from inferd.config.yaml_file import read_yaml
 
@@ -58,6 +59,7 @@ __all__ = [
     "SchedulerConfig",
     "SequenceConfig",
     "ServerConfig",
+    "SignatureConfig",
     "SpeculationConfig",
     "StateConfig",
     "StepConfig",
@@ -65,6 +67,7 @@ __all__ = [
     "TensorConfig",
     "TlsConfig",
     "TracingConfig",
+    "VerifyConfig",
     "VersionsConfig",
     "load_config",
     "model_name",

@@ -22,6 +22,7 @@ from inferd.config.routing import (
     RoutingConfig,
 )
 from inferd.config.section import Section
+from inferd.config.verification import VerifyConfig
 from inferd.config.versioning import RolloutConfig, VersionsConfig
 from inferd.types import PriorityClass
 
@@ -220,6 +221,7 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
     speculation: SpeculationConfig = SpeculationConfig()
     versions: VersionsConfig = VersionsConfig()
     rollout: RolloutConfig | None = None
+    verify: VerifyConfig | None = None
     queue: QueueConfig = QueueConfig()
     routing: RoutingConfig = RoutingConfig()
     breaker: BreakerConfig = BreakerConfig()

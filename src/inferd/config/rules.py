@@ -49,6 +49,7 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
         yield from _model(name, model, env)
         yield from problems_of(("models", name), model, config.models)
         yield from _rollout(("models", name), model)
+        yield from _verify(("models", name), model)
     yield from _payloads(config)
     yield from _memory(config)
     yield from _regions(config)
@@ -183,6 +184,43 @@ def _model(name: str, model: ModelConfig, env: Mapping[str, str]) -> Iterator[Pr
         )
     if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
         yield Problem((*here, "chat_template"), f"there is no file {model.chat_template!r}; check the path.")
+
+
+def _verify(here: Place, model: ModelConfig) -> Iterator[Problem]:
+    """Everything wrong with what a model's files must be. ``here``: the model's place."""
+    settings = model.verify
+    if settings is None or settings.mode == "off":
+        return
+    at, signature = (*here, "verify"), settings.signature
+    if model.is_remote:
+        yield Problem(at, "its source is a remote server, whose files are not here; leave it out.")
+    if model.is_pipeline:
+        yield Problem(at, "a pipeline has no files of its own; set it at the models of its steps.")
+    if model.speculation.draft is not None:
+        yield Problem(
+            (*here, "speculation", "draft"),
+            "the files of a draft model are not verified; leave it out where verify is set.",
+        )
+    if settings.digest is None and signature is None:
+        yield Problem(
+            at, "neither a digest nor a signature is given; give one (inferd registry digest prints digests)."
+        )
+    if signature is None:
+        if settings.ignore_unsigned_files:
+            yield Problem((*at, "ignore_unsigned_files"), "it belongs to a signature, and none is given; leave it out.")
+        return
+    files = [one for one in (signature.public_key_file, signature.certificate_chain_file) if one is not None]
+    if len(files) != 1:
+        yield Problem(
+            (*at, "signature"), "set one of public_key_file and certificate_chain_file: whose signature is accepted."
+        )
+    if signature.identity is not None and signature.certificate_chain_file is None:
+        yield Problem(
+            (*at, "signature", "identity"), "a bare key has no name; set certificate_chain_file, or leave it out."
+        )
+    for one in files:
+        if not Path(one).expanduser().is_file():
+            yield Problem((*at, "signature"), f"there is no file {one!r}; check the path.")
 
 
 def _rollout(here: Place, model: ModelConfig) -> Iterator[Problem]:

@@ -56,6 +56,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None  # its part of the requests for the model's own name; None: versions have no weights
     detail: str = ""
     answer_format: str = ""  # its notation of calls and reasoning, and whether the check at load parsed it back
+    verified: str = ""  # why its files were accepted, or FAILED and why not; empty: they were not verified
     num_threads: int = 0  # compute threads of a replica; 0: unknown, or elsewhere
     cores: list[int] = []  # where they may run
 

@@ -388,6 +388,12 @@ REPLICA_LOAD_S = Metric(
 REPLICA_RSS = _replica(
     "inferd_replica_resident_memory_bytes", "Resident memory of the worker's process, as last reported."
 )
+REPLICA_VERIFICATION = Metric(
+    "inferd_replica_verification_info",
+    "1; result: verified, or failed where the files were loaded nevertheless. Absent where nothing is verified.",
+    (*_REPLICA, "result"),
+    "ReplicaChanged",
+)
 MODEL_MAX_TOKENS = _replica("inferd_model_max_tokens", "Longest prompt plus answer.")
 CACHE_CONFIG = Metric(
     "inferd_cache_config_info",

@@ -553,6 +553,10 @@ class Observer:
             self._store.clear(m.REPLICA_LOAD_S, *labels)
         for phase, seconds in event.load_s.items():
             self._store.value(m.REPLICA_LOAD_S, *labels, phase).set(seconds)
+        if event.verified:
+            self._store.clear(m.REPLICA_VERIFICATION, *labels)
+            result = "failed" if "FAILED" in event.verified else "verified"
+            self._store.value(m.REPLICA_VERIFICATION, *labels, result).set(1)
         if event.max_model_len:
             self._store.value(m.MODEL_MAX_TOKENS, *labels).set(event.max_model_len)
         if event.kv_blocks:

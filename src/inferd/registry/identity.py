@@ -51,7 +51,8 @@ def identity_of_files(files: Iterable[Path]) -> str:
 
 def _files(config: ModelConfig) -> Iterator[tuple[str, Path]]:
     """Every file that decides what the model computes, under a name that does not depend on where its folder lies."""
-    yield from source_files(config.source)
+    is_enforced = config.verify is not None and config.verify.mode == "enforce"
+    yield from source_files(config.source, beside=not is_enforced)
     if config.speculation.draft is not None:
         for label, file in source_files(config.speculation.draft):
             yield f"draft:{label}", file
@@ -69,8 +70,11 @@ def _files(config: ModelConfig) -> Iterator[tuple[str, Path]]:
             yield f"{name}:{label}", path
 
 
-def source_files(source: str) -> Iterator[tuple[str, Path]]:
-    """A source's files, each under its name below the source's folder; none for a source without known files."""
+def source_files(source: str, *, beside: bool = True) -> Iterator[tuple[str, Path]]:
+    """A source's files, each under its name below the source's folder; none for a source without known files.
+
+    ``beside``: also the files that an ONNX file names, which must be read for that.
+    """
     if is_code(source):
         path = _code_file(source.rpartition(":")[0])
         if path is not None:
@@ -84,7 +88,8 @@ def source_files(source: str) -> Iterator[tuple[str, Path]]:
         return
     if path.is_file():
         yield path.name, path
-        yield from _beside(path)
+        if beside:
+            yield from _beside(path)
         return
     yield from _below(path)
 

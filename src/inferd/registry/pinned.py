@@ -24,11 +24,12 @@ MAX_COPIED_BYTES: Final = 256 << 20  # of one model; further files are linked
 def pin_files(config: ModelConfig, artifact: str, folder: Path) -> ModelConfig | None:
     """Pin the files that were loaded as ``artifact`` below the folder. Returns settings that load them from there.
 
-    None, with nothing left behind, when that is impossible: code (it imports its neighbours by their place), large
-    files on another file system than the folder, a full disk, files that were replaced since. Files that other settings
-    name (labels, a chat template) are not pinned; the model cannot be restored once one of them has changed.
+    None, with nothing left behind, when that is impossible: code (it imports its neighbours by their place), files that
+    are verified where they are (a folder is pinned without its hidden files), large files on another file system than
+    the folder, a full disk, files that were replaced since. Files that other settings name (labels, a chat template)
+    are not pinned; the model cannot be restored once one of them has changed.
     """
-    if config.allow_code:
+    if config.allow_code or config.verify is not None:
         return None
     pinned = None
     with contextlib.suppress(OSError):

@@ -103,6 +103,15 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> AnyBac
         ) from None
 
 
+def _verified(name: str, config: ModelConfig, progress: Progress) -> tuple[ModelConfig, str]:
+    """Settings that load what was verified, and words about it."""
+    if config.verify is None and not config.pipeline.models:
+        return config, ""
+    from inferd.registry.verified import verified  # imported here: most models are not verified
+
+    return verified(name, config, progress)
+
+
 def _identity(config: ModelConfig) -> str:
     from inferd.registry.identity import identity_of  # imported here: the channel is read sooner
 
@@ -144,7 +153,9 @@ class Worker:
         try:
             # Before the files are read: a change while they are read is then seen as a change later.
             artifact = _identity(load.model)
-            backend = self._create(load.name, load.model, self._progress())
+            progress = self._progress()
+            model, words = _verified(load.name, load.model, progress)
+            backend = self._create(load.name, model, progress)
         except InferdError as error:
             code = error.__cause__ if isinstance(error.__cause__, CodeFailed) else None
             trace = trace_text(code.__cause__) if code is not None and code.__cause__ is not None else ""
@@ -156,15 +167,16 @@ class Worker:
             return EXIT_LOAD_FAILED
         gc.freeze()  # the loaded model stays, so the garbage collector need not examine it again
         gc.enable()
+        known = {"artifact": artifact, "verified": words}
         if isinstance(backend, PreparingBackend):
-            return self._generate(backend, artifact)
+            return self._generate(backend, known)
         self._is_taken_over = True
         self._take_over.close()
         reader.join()
-        return self._predict(backend, artifact)
+        return self._predict(backend, known)
 
-    def _generate(self, backend: PreparingBackend, artifact: str) -> int:
-        """Serve a generating model, with threads for reading, preparing and writing."""
+    def _generate(self, backend: PreparingBackend, known: dict[str, str]) -> int:
+        """Serve a generating model, with threads for reading, preparing and writing. ``known``: of its files."""
         intake = Intake(backend, self._inbox, self._send)
         outbox = Outbox(self._channel)
         loop = StepLoop(backend, self._inbox, lambda outputs: outbox.post([outputs]))
@@ -176,7 +188,7 @@ class Worker:
             self._start(f"try-form-{number}", intake.run_tried)
         self._start("tokenize", intake.run_calls)
         self._intake, self._loop = intake, loop
-        self._send(Ready(msgspec.structs.replace(backend.info, artifact=artifact)))
+        self._send(Ready(msgspec.structs.replace(backend.info, **known)))
         try:
             loop.run()
         except StepsFailedError as error:
@@ -187,12 +199,12 @@ class Worker:
             writer.join()
         return EXIT_DONE
 
-    def _predict(self, backend: PredictiveBackend, artifact: str) -> int:
-        """Serve a predictive model, in this thread."""
+    def _predict(self, backend: PredictiveBackend, known: dict[str, str]) -> int:
+        """Serve a predictive model, in this thread. ``known``: of its files."""
         # The requests of a batch are many objects, none of which the collector could free.
         gc.set_threshold(20_000, *gc.get_threshold()[1:])
         loop = self._loop = DirectLoop(backend, self._channel.socket, self._channel.frames, self._send)
-        self._send(Ready(msgspec.structs.replace(backend.info, artifact=artifact)))
+        self._send(Ready(msgspec.structs.replace(backend.info, **known)))
         try:
             loop.run()
         except ChannelClosedError:

@@ -359,6 +359,7 @@ class Supervisor:
             reason=self.reason,
             restarts=self.restarts,
             load_s=info.load_s if info is not None else {},
+            verified=info.verified if info is not None else "",
             kv_blocks=info.num_blocks if info is not None else 0,
             block_size=info.block_size if info is not None else 0,
             rss_bytes=self.rss_bytes if self.state == "ready" else 0,

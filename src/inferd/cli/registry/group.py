@@ -8,6 +8,8 @@ from inferd.cli.help import Lazy
 
 COMMANDS = {
     "digest": "registry.digest",
+    "sign": "registry.sign",
+    "verify": "registry.verify",
     "register": "registry.versions:register",
     "list": "registry.versions:list_versions",
     "show": "registry.versions:show",
@@ -28,7 +30,7 @@ COMMANDS = {
 
 @click.group("registry", cls=Lazy, modules=COMMANDS)
 def command() -> None:
-    """Versions of models with their stages, evidence and history; digests of their files.
+    """Versions of models with their stages, evidence and history; digests and signatures of their files.
 
     A version goes from registered over verified, validated and approved to production. Works on the database of the
     server (state.url), with or without a running server.
@@ -36,6 +38,8 @@ def command() -> None:
     \b
     Examples:
       inferd registry digest ./my-model
+      inferd registry sign ./my-model --private-key release.key
+      inferd registry verify ./my-model --public-key release.pub
       inferd registry register churn ./churn.onnx
       inferd registry validate churn@1
       inferd registry approve churn@1 --reason "reviewed in ticket 812"

@@ -166,6 +166,9 @@ def models_table(models: list[ModelReport], width: int) -> RenderableType:
         if not is_one:
             for replica in model.replicas:
                 _add_replica(add, replica)
+        if model.verified:
+            style = "red" if "FAILED" in model.verified else ""
+            below.append(Text(f"{model.name}: files verified: {model.verified}", style=style))
         if model.answer_format:
             style = "yellow" if "MISMATCH" in model.answer_format else ""
             below.append(Text(f"{model.name}: tool calls and reasoning: {model.answer_format}", style=style))
