@@ -51,6 +51,7 @@ INFO = ModelInfo(
     cores=(0, 3),
     not_batched="its first dimension is fixed",
     answer_format="hermes, a call parsed back",
+    verified="digest tree-sha256:0",
 )
 VERSIONS = VersionsConfig(aliases={"stable": 3, "old": 2}, weights={"3": 1.0, "2": 3.0})
 CONFIG = Config(models={"m": ModelConfig(source="m", version="3", versions=VERSIONS)})
@@ -110,6 +111,7 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
         not_batched="its first dimension is fixed",
         detail="replica 1 is unreachable",
         answer_format="hermes, a call parsed back",
+    verified="digest tree-sha256:0",
         num_threads=2,
         cores=[0, 3],
     )

@@ -57,7 +57,7 @@ def test_what_does_not_verify_is_not_loaded_and_disturbs_no_other_model(
     code.write_text(CODE)
     pinned = manifest_of(code).tree_digest
     code.write_text(f"open({str(marker)!r}, 'w')\n{CODE}")
-    models = {
+    models: dict[str, dict[str, object]] = {
         "good": {"source": str(good), "verify": {"signature": signature}},
         "bad": {"source": str(bad), "verify": {"signature": signature}},
         "warned": {"source": str(warned), "verify": {"mode": "warn", "signature": signature}},

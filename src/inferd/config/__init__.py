@@ -29,8 +29,7 @@ from inferd.config.server import (
     TlsConfig,
 )
 from inferd.config.tracing import TracingConfig
-from inferd.config.verification import SignatureConfig, VerifyConfig
-from inferd.config.versioning import RolloutConfig, VersionsConfig
+from inferd.config.versioning import RolloutConfig, SignatureConfig, VerifyConfig, VersionsConfig
 from inferd.config.yaml_file import read_yaml
 
 __all__ = [

@@ -22,8 +22,7 @@ from inferd.config.routing import (
     RoutingConfig,
 )
 from inferd.config.section import Section
-from inferd.config.verification import VerifyConfig
-from inferd.config.versioning import RolloutConfig, VersionsConfig
+from inferd.config.versioning import RolloutConfig, VerifyConfig, VersionsConfig
 from inferd.types import PriorityClass
 
 Runtime = Literal[
