@@ -111,7 +111,7 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
         not_batched="its first dimension is fixed",
         detail="replica 1 is unreachable",
         answer_format="hermes, a call parsed back",
-    verified="digest tree-sha256:0",
+        verified="digest tree-sha256:0",
         num_threads=2,
         cores=[0, 3],
     )
