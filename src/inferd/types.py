@@ -141,6 +141,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_tokens: int = 0
     num_bytes: int = 0
     arrived_at: float = 0.0  # time.monotonic() of the gateway's host
+    # A copy of a request for the new version of a rollout. It never waits, keeps nothing in caches and gives its memory
+    # to others.
+    is_copy: bool = False
 
     @property
     def width(self) -> int:

@@ -28,7 +28,7 @@ from inferd.engine.scheduling.scheduler import Scheduler, Slice, Step
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.speculation import Speculation
 from inferd.engine.step_clock import StepClock
-from inferd.errors import InferdError, InvalidRequest
+from inferd.errors import InferdError, InvalidRequest, Overloaded
 from inferd.structured.guide import INVALID_ANSWER, Guide
 from inferd.types import Chat, GenerateRequest, ModelInfo, Output, SamplingParams, StepStats, TextPrompt
 
@@ -126,7 +126,8 @@ class Engine:
             priority=request.priority,
             arrived_at=request.arrived_at,
             # Logits of every prompt token are requested, so every token must be computed.
-            use_cache=sampling.prompt_logprobs is None or request.resumes is not None,
+            use_cache=(sampling.prompt_logprobs is None or request.resumes is not None) and not request.is_copy,
+            is_copy=request.is_copy,
             account=account,
         )
         choice = self._open_choice(generation, root)
@@ -166,6 +167,8 @@ class Engine:
         self._clock.start()
         self._outputs += self._expire(now) + self._end_cancelled(now)
         self._current = step = self._scheduler.schedule()
+        if self._scheduler.dropped:
+            self._end_dropped(now)
         if step.slices:
             with torch.inference_mode():
                 self._compute(step, now)
@@ -241,6 +244,14 @@ class Engine:
             else:
                 self._next_deadline = min(self._next_deadline, deadline_at)
         return expired
+
+    def _end_dropped(self, now: float) -> None:
+        """End the copies of requests that the scheduler has dropped for lack of memory or of a slot."""
+        dropped, self._scheduler.dropped = self._scheduler.dropped, {}
+        for request_id in dropped:
+            generation = self._generations.get(request_id)
+            if generation is not None:
+                self._fail(generation, Overloaded("A copy takes no memory from requests.", code="copy_dropped"), now)
 
     def _mark_scheduled(self, step: Step, now: float) -> None:
         for part in step.slices:

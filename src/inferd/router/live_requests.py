@@ -88,7 +88,8 @@ class LiveRequests:
             else:
                 ticket.deliver_output(Output(request.id, end=end), now)
         finally:
-            self._emit(ended_event(ticket, end))
+            if not request.is_copy:  # no client asked it; ``rollout.copies`` says what became of it
+                self._emit(ended_event(ticket, end))
             if not self.tickets:
                 self.idle.set()
                 self._on_idle()

@@ -152,6 +152,9 @@ class Pool:
 
     def _check_may_wait(self, ticket: Ticket, now: float) -> None:
         """Raise the error of a request that cannot be dispatched at once and may not wait either."""
+        if ticket.request.is_copy:
+            ticket.drop_callbacks()
+            raise Overloaded("A copy does not wait for a replica.", code="copy_dropped")
         error, reason = self.availability.replica_refusal(ticket, now)
         if error is None:
             error, reason = self.availability.wait_refusal(ticket, now)

@@ -20,6 +20,11 @@ last in this order is preempted first.
   work out, except every ``SHARE_EVERY``-th. Otherwise a step's batch work is limited while other classes are active,
   because a new arrival waits for the step in progress. Within these limits batch sequences take turns: with R of them
   running, each is computed at least once in SHARE_EVERY * R steps.
+
+A **copy** of a request, which a rollout makes for comparison, is batch work that takes nothing from requests. It uses
+free blocks alone, never cached ones, and neither reads nor fills the prefix cache. It is dropped, not preempted, when
+it cannot be admitted, when free blocks end, and when a request wants a slot or a block that is not free. So nothing is
+evicted while a copy holds a block.
 """
 
 from __future__ import annotations
@@ -133,6 +138,8 @@ class Scheduler:
         self._steps = 0
         self._admissions = 0  # since the last that was due to age
         self._guard = BatchGuard()
+        self._copies: dict[Sequence, None] = {}  # sequences of copies, waiting and running
+        self.dropped: dict[str, None] = {}  # ids of copies that were dropped; the caller ends them
 
     # -- membership -------------------------------------------------------------------------
 
@@ -150,6 +157,8 @@ class Scheduler:
         self._ranks[sequence] = rank
         self._shares[rank[0]].enter(sequence.tenant)
         self._waiting.push(sequence, rank)
+        if sequence.is_copy:
+            self._copies[sequence] = None
 
     def fork(self, parent: Sequence, index: int) -> Sequence:
         """A new sequence with the same tokens as ``parent``, which shares its blocks.
@@ -167,9 +176,12 @@ class Scheduler:
             weight=parent.weight,
             priority=parent.priority,
             arrived_at=parent.arrived_at,
-            use_cache=True,
+            use_cache=not parent.is_copy,
+            is_copy=parent.is_copy,
             account=parent.account,
         )
+        if child.is_copy:
+            self._copies[child] = None
         child.tokens = list(parent.tokens)
         child.num_cached = parent.num_cached
         child.num_charged = parent.num_charged
@@ -221,6 +233,7 @@ class Scheduler:
         rank = self._ranks.pop(sequence, None)
         if rank is None:
             return
+        self._copies.pop(sequence, None)
         self._shares[rank[0]].leave(sequence.tenant)
         if rank[0] != BATCH:
             self._guard.record_length(len(sequence.tokens))
@@ -252,7 +265,8 @@ class Scheduler:
         Fewer are added where free blocks end: no sequence is preempted for a guess.
         """
         sequence = part.sequence
-        room = (len(sequence.blocks) + self.pool.num_available) * self.block_size - part.start - part.count
+        num_left = self.pool.num_free if self._copies else self.pool.num_available
+        room = (len(sequence.blocks) + num_left) * self.block_size - part.start - part.count
         part.draft = tokens[: max(room, 0)]
         part.count += len(part.draft)
         missing = -(-(part.start + part.count) // self.block_size) - len(sequence.blocks)
@@ -343,6 +357,11 @@ class Scheduler:
         if count <= 0:
             return
         while not self._allocate_blocks(sequence, count, step):
+            if self._copies:
+                self._drop_copies(step, budget)
+                if sequence.is_copy:
+                    return
+                continue
             victim = max(self.running, key=self._standing)
             self._preempt(victim, step, budget)
             if victim is sequence:
@@ -359,7 +378,7 @@ class Scheduler:
         copied = first < len(sequence.blocks) and (
             first < sequence.num_hashed or self.pool.is_shared(sequence.blocks[first])
         )
-        if missing + copied > self.pool.num_available:
+        if missing + copied > (self.pool.num_free if self._copies else self.pool.num_available):
             return False
         if copied:
             (fresh,) = self.pool.allocate(1)
@@ -373,14 +392,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, step: Step, budget: _Budget) -> None:
         """Back to waiting: blocks are released, and everything that the prefix cache does not keep is recomputed."""
-        for i, part in enumerate(step.slices):
-            if part.sequence is sequence:
-                budget.tokens += part.count
-                del step.slices[i]
-                break
-        # A copy into a released block would overwrite the data of the block's next owner.
-        mine = set(sequence.blocks)
-        step.copies = [pair for pair in step.copies if pair[1] not in mine]
+        self._leave_step(sequence, step, budget)
         rank = self._ranks[sequence]
         self._halt(sequence, rank)
         sequence.num_preemptions += 1
@@ -389,6 +401,17 @@ class Scheduler:
         step.num_preempted += 1
         step.best_preempted = min(step.best_preempted, rank[0])
         self._waiting.push(sequence, rank)
+
+    def _leave_step(self, sequence: Sequence, step: Step, budget: _Budget) -> None:
+        """Take a sequence out of a step before its blocks are released."""
+        for i, part in enumerate(step.slices):
+            if part.sequence is sequence:
+                budget.tokens += part.count
+                del step.slices[i]
+                break
+        # A copy into a released block would overwrite the data of the block's next owner.
+        mine = set(sequence.blocks)
+        step.copies = [pair for pair in step.copies if pair[1] not in mine]
 
     def _standing(self, sequence: Sequence) -> tuple[int, float, Rank]:
         """The place in the order; less is better.
@@ -410,6 +433,9 @@ class Scheduler:
         while budget.tokens > 0 and len(self._waiting):
             best = self._waiting.best_class
             full = len(self.running) >= self.config.max_num_seqs
+            if full and self._copies:
+                self._drop_copies(step, budget)
+                continue
             aged = self._aged(best, budget) if not full else None
             if aged is None and full and not any(self._num_running[best + 1 :]):
                 return
@@ -417,9 +443,11 @@ class Scheduler:
             assert sequence is not None
             if self._ranks[sequence][0] >= step.best_preempted:
                 return  # a sequence that was just preempted is not admitted in the same step
-            if aged is None and self._ranks[sequence][0] == BATCH and not self._leaves_room(sequence, step):
-                return
-            if not self._admit(sequence, step, budget, may_displace=aged is None):
+            has_room = aged is not None or self._ranks[sequence][0] != BATCH or self._leaves_room(sequence, step)
+            if not has_room or not self._admit(sequence, step, budget, may_displace=aged is None):
+                if self._copies:
+                    self._drop_copies(step, budget)
+                    continue
                 return  # in order: a smaller sequence does not overtake
             if aged is not None:
                 aged.is_pinned = True
@@ -450,6 +478,8 @@ class Scheduler:
         if count <= 0:
             return False
         if not self._fits(sequence, hits, step):
+            if self._copies:  # they go first
+                return False
             if not may_displace or not self._displace(sequence, hits, step, budget):
                 return False
             count = max(count, budget.grant(gap, is_batch=place == BATCH))
@@ -483,7 +513,7 @@ class Scheduler:
         needed = -(-len(sequence.tokens) // self.block_size) - len(hits)
         revived = sum(1 for block in hits if self.pool.is_idle(block))
         # Leave a block for each sequence that grows in this step, or it would be preempted soon.
-        return needed + revived + len(step.slices) <= self.pool.num_available
+        return needed + revived + len(step.slices) <= (self.pool.num_free if self._copies else self.pool.num_available)
 
     def _leaves_room(self, sequence: Sequence, step: Step) -> bool:
         """Whether a batch sequence may be admitted beside what other classes usually need."""
@@ -546,6 +576,13 @@ class Scheduler:
             assert first is not None
             self._admit(first, step, budget, may_displace=False)
 
+    def _drop_copies(self, step: Step, budget: _Budget) -> None:
+        """Drop all copies, and what of the step is theirs. A dropped copy does not return, so this ends."""
+        for sequence in tuple(self._copies):
+            self.dropped[sequence.request_id] = None
+            self._leave_step(sequence, step, budget)
+            self.remove(sequence)
+
     # -- books ------------------------------------------------------------------------------
 
     def _advance(self, sequence: Sequence, end: int) -> None:
@@ -555,7 +592,7 @@ class Scheduler:
             shares = self._shares[self._ranks[sequence][0]]
             shares.charge(sequence.tenant, (end - sequence.num_charged) * OUTPUT_COST / sequence.weight)
             sequence.num_charged = end
-        if self.config.prefix_caching:
+        if self.config.prefix_caching and not sequence.is_copy:
             self._publish(sequence)
 
     def _run(self, sequence: Sequence) -> None:

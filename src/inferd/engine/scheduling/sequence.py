@@ -36,6 +36,7 @@ class Sequence:
     priority: int = 0
     arrived_at: float = 0.0
     use_cache: bool = True  # False: never read the prefix cache (prompt log-probabilities)
+    is_copy: bool = False  # of a shadowed request: see ``Scheduler``
     # The first token whose log-probability is wanted, so that the rows from the token before it on must be computed.
     scored_from: int | None = None  # None: only the last row is wanted
     blocks: list[int] = field(default_factory=list)

@@ -113,7 +113,7 @@ class Speculation:
         forecast = StepForecast(len(decodes), cost.plain_s(len(decodes)), cost.row_s(len(decodes)), cost.gain)
         rest = []
         for part in decodes:
-            most = self._room(part.sequence)
+            most = 0 if part.sequence.is_copy else self._room(part.sequence)  # the draft has a cache of its own
             if most <= 0:
                 continue
             if not self._look_up(part, most, forecast):

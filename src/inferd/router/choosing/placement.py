@@ -67,7 +67,7 @@ class Placement:
         if len(able) == 1 and not uses_prefixes:
             return able[0]
         request = ticket.request
-        text = text_of(request, ticket.relay) if uses_prefixes else b""
+        text = text_of(request, ticket.relay) if uses_prefixes and not request.is_copy else b""
         return self._preferred(able, now, request.tenant, text, request.session)
 
     @property
