@@ -42,6 +42,7 @@ class Assigned(msgspec.Struct, frozen=True, kw_only=True):
     share: float  # the new version's share of the units then, 0 to 1
     is_new: bool
     unit: bytes  # a digest of it; empty: of a request that is a unit of its own
+    is_refusal: bool = False  # its answer was generated and is a refusal, where a guard of the rollout wants to know
 
 
 class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +270,31 @@ class RolloutChanged(msgspec.Struct, frozen=True, kw_only=True):
     guards: tuple[GuardRead, ...] = ()
 
 
+CopyResult = Literal[
+    "equal", "differs", "failed", "busy", "memory", "late", "unavailable", "large", "random", "sequence", "form"
+]
+"""What became of a request of a shadowed unit that the stable version has answered.
+
+- ``equal``, ``differs``: the answers were compared. ``failed``: the new version gave no answer.
+- The copy was dropped. ``busy``: the new version had other work, or as many copies as it may have. ``memory``: it would
+  have taken memory from other requests. ``late``: it took too long. ``unavailable``: no worker was ready.
+- Nothing can be compared. ``large``: the request or its answer is too large. ``random``: the answer is drawn by chance,
+  and no seed of it is known. ``sequence``: the request belongs to a sequence with a state. ``form``: the answer is one
+  of several, comes from another server, or cannot be read.
+"""
+
+
+class CopyEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of a unit that a rollout shadows was copied to the new version, or was not."""
+
+    model: str
+    assigned: Assigned  # of the request
+    result: CopyResult
+    request_id: str = ""
+    part: str = ""  # of the answer, where it differs first
+    position: int | None = None  # in that part: of a character or a number
+
+
 class RolloutRemoved(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration has no more this rollout of the model."""
 
@@ -293,6 +319,7 @@ Event = (
     | StoredCounted
     | StoredDropped
     | AdminActed
+    | CopyEnded
     | RolloutChanged
     | RolloutRemoved
 )

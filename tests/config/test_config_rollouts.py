@@ -99,7 +99,28 @@ def test_the_versions_may_be_entries_of_their_own() -> None:
             {},
             "rollout.guards.errors: max_ratio and max_fraction are both unset",
         ),
-        ({"stable": 2, "new": 3, "guards": {"slow": {"of": "first_token"}}}, {}, "or as objectives.ttft_ms"),
+        ({"stable": 2, "new": 3, "guards": {"slow": {}}}, {}, "or objectives.ttft_ms"),
+        (
+            {"stable": 2, "new": 3, "steps": [{"shadow": 100}, {"shadow": 100}, {"weight": 100}]},
+            {},
+            "rollout.steps[1].weight: 0 is not above 0, the step before",
+        ),
+        (
+            {"stable": 2, "new": 3, "steps": [{"for_s": 9}, {"weight": 100}]},
+            {},
+            "rollout.steps[0]: it has neither weight nor shadow; write one",
+        ),
+        (
+            {"stable": 2, "new": 3, "steps": [{"weight": 100, "shadow": 10}]},
+            {},
+            "rollout.steps[0].shadow: the new version serves every unit in this step",
+        ),
+        (
+            {"stable": 2, "new": 3, "guards": {"differs": {}}},
+            {},
+            "rollout.guards.differs: no step copies requests, so nothing is compared",
+        ),
+        ({"stable": 2, "new": 3, "guards": {"differs": {"max_ratio": 2}}}, {}, "rollout.guards.differs.max_ratio: no"),
         (
             {"stable": 2, "new": 3},
             {"versions": {"policy": "all", "weights": {"2": 50, "3": 50}}},

@@ -12,7 +12,7 @@ import pytest
 
 from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded, QuotaExceeded
 from inferd.gateway.call import Call
-from inferd.gateway.rescue import rescuing
+from inferd.gateway.rescue import rescuing, router_for
 from inferd.router.stream import Handle
 from inferd.types import End, Failure, Item, Output, Prediction, PredictRequest, Relay, Request, Sink
 
@@ -91,6 +91,14 @@ def run(test: Callable[[], Any]) -> None:
 def test_a_call_without_a_spare_version_has_the_router_itself() -> None:
     router = FakeRouter()
     assert rescuing(router, call(None)) is router
+
+
+def test_a_call_that_no_rollout_divides_has_the_router_itself_and_others_what_the_rollout_makes_of_it() -> None:
+    router, ours = FakeRouter(), call()
+    ours.division = None
+    assert router_for(router, ours) is router
+    ours.division = rescuing
+    assert router_for(router, ours) is not router
 
 
 @pytest.mark.parametrize("kind", ["internal", "worker_died", "overloaded", "invalid_request"])

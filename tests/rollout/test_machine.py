@@ -26,7 +26,7 @@ from inferd.rollout.machine import (
     observed,
     withdrawn,
 )
-from inferd.rollout.plan import Guard, Plan, Step
+from inferd.rollout.plan import Guard, GuardKind, Plan, Step
 
 PLAN = Plan(
     model="churn",
@@ -192,6 +192,11 @@ PLANS = {
         PLAN, steps=tuple(msgspec.structs.replace(step, needs_approval=True) for step in PLAN.steps)
     ),
     "blue and green": msgspec.structs.replace(PLAN, steps=(Step(share=0.0), Step(share=1.0, for_s=60))),
+    "shadow": msgspec.structs.replace(
+        PLAN,
+        steps=(Step(share=0.0, shadow=1.0, for_s=10), Step(share=0.05, shadow=0.5, for_s=10), Step(share=1.0)),
+        guards=(Guard(kind="errors", max_ratio=2.0), Guard(kind="differs", max_fraction=0.02)),
+    ),
     "replacement": msgspec.structs.replace(PLAN, steps=(Step(share=1.0),), guards=(), starts_itself=True),
 }
 
@@ -208,6 +213,9 @@ def test_what_holds_on_every_way(name: str) -> None:
             assert progress.share == 1.0
         elif progress.step >= 0:
             assert progress.share == plan.steps[progress.step].share
+            assert progress.shadow == plan.steps[progress.step].shadow
+        if progress.state not in JUDGED:
+            assert progress.shadow == 0.0, "requests are copied before the new version is ready, or after its end"
         for event, after in ended:
             if event in ("early", "early passed", "late", "late passed", "very late", "passed unready"):
                 assert after.state != "rolled_back" or progress.state == "rolled_back", "without evidence"
@@ -353,6 +361,31 @@ def test_a_version_that_cannot_serve_is_not_promoted_by_command() -> None:
     for command in commands:
         with pytest.raises(InvalidRequest, match="not ready"):
             applied(at("running"), command, is_ready=False)
+
+
+def test_a_step_asks_for_the_guards_that_can_have_evidence_in_it() -> None:
+    """A shadow step for those of copies alone, and a step without copies for the others."""
+    steps = (Step(share=0.0, shadow=1.0, for_s=10), Step(share=0.05, for_s=10), Step(share=1.0))
+    guards = (Guard(kind="errors", max_ratio=2.0), Guard(kind="differs", max_fraction=0.02))
+    plan = msgspec.structs.replace(PLAN, steps=steps, guards=guards)
+
+    def reading(guard: GuardKind, is_passed: bool) -> Reading:
+        (found,) = (PASSED if is_passed else UNSURE).readings
+        return msgspec.structs.replace(found, guard=guard)
+
+    def after(step: int, errors: bool, differs: bool) -> str:
+        progress = msgspec.structs.replace(at("running"), plan=plan.digest, step=step, share=steps[step].share)
+        verdict = Verdict(readings=(reading("errors", errors), reading("differs", differs)))
+        found = observed(plan, progress, seen(verdict, after_s=10))
+        return f"{found.state} {found.step}"
+
+    assert [after(0, False, differs) for differs in (False, True)] == ["inconclusive 0", "running 1"]
+    assert [after(1, errors, False) for errors in (False, True)] == ["inconclusive 1", "running 2"]
+    worse = Verdict(readings=(reading("errors", True), msgspec.structs.replace(WORSE.readings[0], guard="differs")))
+    progress = msgspec.structs.replace(at("running"), plan=plan.digest, share=0.0, shadow=1.0)
+    found = observed(plan, progress, seen(worse))
+    assert (found.state, found.shadow) == ("rolled_back", 0.0)
+    assert "differs: 2 of 40 copied units" in found.reason
 
 
 def test_a_rollback_says_the_numbers() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from inferd.compare.answers import Tolerance
 from inferd.config import ModelConfig
 from inferd.rollout.plan import Guard, Plan, Step, plan_of
 
@@ -41,8 +42,22 @@ def test_the_last_step_needs_an_approval_where_the_configuration_wants_it() -> N
 def test_slow_is_what_the_guard_says_or_the_objective() -> None:
     own = planned(guards={"errors": None, "slow": {"over_ms": 300}})
     assert own.guards == (Guard(kind="slow", max_ratio=1.5, over_s=0.3),)
-    objective = planned({"ttft_ms": 250}, guards={"errors": None, "slow": {"of": "first_token"}})
-    assert objective.guards == (Guard(kind="slow", max_ratio=1.5, over_s=0.25, of="first_token"),)
+    both = {"ttft_ms": 250, "total_ms": 2000}
+    objective = planned(both, guards={"errors": None, "slow": {}})
+    assert objective.guards == (Guard(kind="slow", max_ratio=1.5, over_s=2.0, first_over_s=0.25),)
+    first = planned(both, guards={"errors": None, "slow": {"first_over_ms": 100}})
+    assert first.guards == (Guard(kind="slow", max_ratio=1.5, first_over_s=0.1),), "what is given replaces both"
+
+
+def test_shadow_steps_keep_the_weight_and_differs_has_its_tolerance() -> None:
+    plan = planned(
+        steps=[{"shadow": 100, "for_s": 9}, {"weight": 5, "shadow": 20}, {"shadow": 10}, {"weight": 100}],
+        guards={"errors": None, "differs": {"max_fraction": 0.1, "relative": 0.5}},
+    )
+    assert [(step.share, step.shadow) for step in plan.steps] == [(0.0, 1.0), (0.05, 0.2), (0.05, 0.1), (1.0, 0.0)]
+    (guard,) = plan.guards
+    assert (guard.max_ratio, guard.max_fraction, guard.tolerance) == (None, 0.1, Tolerance(relative=0.5))
+    assert [step.can_prove(guard) for step in plan.steps] == [True, True, True, False]
 
 
 def test_equal_plans_have_equal_digests() -> None:

@@ -15,7 +15,7 @@ import pytest
 from inferd.config import Config
 from inferd.config.versions import draw
 from inferd.errors import InvalidRequest, StateUnavailable
-from inferd.events import Assigned, Event, HttpServed, ReplicaChanged, RolloutChanged
+from inferd.events import Assigned, CopyEnded, CopyResult, Event, HttpServed, ReplicaChanged, RolloutChanged
 from inferd.rollout import ledger
 from inferd.rollout.evidence import Count
 from inferd.rollout.ledger import Change, Local
@@ -470,7 +470,7 @@ def test_a_batch_that_is_written_again_counts_once(world: World, is_committed: b
     plan = plan_of("m", config().models["m"])
     assert plan is not None
     batch = Batch(
-        {0.05: Count(3, 2)},
+        {("", 0.05): Count(3, 2)},
         [BadEvent("errors", 0.05, True, b"u"), BadEvent("errors", 0.05, False, b"")],
     )
     local = Local(plan=plan, is_ready=True, deaths=0, batch=batch)
@@ -565,7 +565,7 @@ def test_while_the_database_is_away_shares_stay_and_counts_wait(world: World, mo
                 with pytest.raises(StateUnavailable):
                     await one.rollouts.look()
                 assert one.share == 0.0
-                asked = sum(one.rollouts._here["m:1:2"].tally.units[0.2])
+                asked = sum(one.rollouts._here["m:1:2"].tally.units["", 0.2])
             for _ in range(200):
                 with contextlib.suppress(StateUnavailable):
                     await looked(one)
@@ -593,5 +593,69 @@ def test_the_loop_looks_soon_after_a_bad_event_and_by_itself(world: World) -> No
                 for task in keeping:
                     task.cancel()
                 await asyncio.gather(*keeping, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+SHADOW = [{"shadow": 100, "for_s": 60}, {"weight": 5, "shadow": 20, "for_s": 60}, {"weight": 100}]
+
+
+def copied(gateway: Gateway, unit: str, result: CopyResult) -> None:
+    """What came of the copy of a unit's request, if it was copied."""
+    found, split = draw(gateway.divided.models, "m", unit), gateway.splits["m"]
+    assert found.entry == "m", "copies are of the stable version's requests"
+    if split.is_shadowed(found.digest):
+        assigned = Assigned(rollout=split.rollout, run=split.run, share=split.share, is_new=False, unit=found.digest)
+        event = CopyEnded(model="m", assigned=assigned, result=result, request_id=unit, part="text", position=3)
+        gateway.rollouts.handle(event)
+
+
+def test_gateways_count_copies_together_and_pass_a_shadow_step(world: World) -> None:
+    async def run() -> None:
+        wanted = config(steps=SHADOW, guards={"differs": {"max_fraction": 0.1}})
+        async with gateways(world, 2, wanted) as (one, two):
+            await looked(one, two)
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one, two)
+            assert [gateway.splits["m"].shadow for gateway in (one, two)] == [1.0, 1.0]
+            assert (one.share, two.share) == (0.0, 0.0)
+            world.now += 61
+            await looked(one, two)
+            assert one.rollouts.reports()[0].progress.state == "inconclusive"
+            for index in range(120):
+                for gateway in (one, two):
+                    copied(gateway, f"user {index}", "equal")
+                copied(one, f"user {index}", "busy")
+            await looked(one, two)
+            reading = one.rollouts.reports()[0].readings[1]
+            assert (reading.guard, reading.units.new, reading.bad.new) == ("differs", 240, 0)
+            assert (one.share, one.splits["m"].shadow) == (0.05, 0.2)
+            assert one.rollouts.reports()[0].copies == {"equal": 120, "busy": 120}
+            report = await two.rollouts.report("m")
+            assert (report.shadows, report.copies) == ([100.0, 20.0, 0.0], {"equal": 120})
+
+    asyncio.run(run())
+
+
+def test_differing_copies_take_a_version_back_on_every_gateway_and_at_once_on_the_one_that_knows(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 2, config(steps=SHADOW, guards={"differs": {"max_fraction": 0.02}})) as (one, two):
+            await looked(one, two)
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one, two)
+            index = 0
+            while one.splits["m"].shadow:
+                copied(one, f"user {index}", "differs" if index % 2 else "equal")
+                index += 1
+                assert index < 40
+            assert two.splits["m"].shadow == 1.0, "no database was asked"
+            await looked(one, two)
+            assert {gateway.rollouts.reports()[0].progress.state for gateway in (one, two)} == {"rolled_back"}
+            assert not one.splits
+            assert not two.splits
+            report = await one.rollouts.report("m")
+            assert "differs: " in report.progress.reason
+            assert len(report.differing) == index // 2
+            assert (report.differing[0].request_id, report.differing[0].position) == ("user 1", 3)
 
     asyncio.run(run())

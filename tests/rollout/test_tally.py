@@ -41,7 +41,7 @@ def test_a_unit_is_counted_once_and_is_bad_once() -> None:
     news = [tally.ended(call(assigned(b"u", is_new=True), status)) for status in (200, 500, 500, 200, 503)]
     assert news == [False, True, False, False, False]
     batch = tally.take()
-    assert batch.units == {0.05: Count(0, 1)}
+    assert batch.units == {("", 0.05): Count(0, 1)}
     assert batch.bad == [BadEvent("errors", 0.05, True, b"u")]
     assert tally.is_empty
 
@@ -51,7 +51,7 @@ def test_a_request_without_a_name_is_a_unit_of_its_own() -> None:
     for is_new, status in [(False, 200), (False, 500), (True, 500), (True, 500)]:
         tally.ended(call(assigned(is_new=is_new), status))
     batch = tally.take()
-    assert batch.units == {0.05: Count(2, 2)}
+    assert batch.units == {("", 0.05): Count(2, 2)}
     assert [(event.is_new, event.unit) for event in batch.bad] == [(False, b""), (True, b""), (True, b"")]
 
 
@@ -69,7 +69,7 @@ def test_a_unit_that_has_moved_proves_nothing_and_the_others_keep_the_share_of_t
     for unit, is_new in [(b"moves", True), (b"stays", False), (b"early", True), (b"late", True)]:
         tally.ended(call(assigned(unit, is_new=is_new, share=0.25), 500))
     batch = tally.take()
-    assert batch.units == {0.05: Count(2, 1), 0.25: Count(0, 1)}
+    assert batch.units == {("", 0.05): Count(2, 1), ("", 0.25): Count(0, 1)}
     assert [(event.unit, event.is_new) for event in batch.bad] == [
         (b"stays", False),
         (b"early", True),
@@ -138,7 +138,7 @@ def test_the_memory_of_units_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
         tally.ended(call(assigned(b"%d" % number), 500))
     assert len(tally._known) == 10
     batch = tally.take()
-    assert (len(batch.bad), batch.units) == (30, {0.05: Count(100, 0)})
+    assert (len(batch.bad), batch.units) == (30, {("", 0.05): Count(100, 0)})
 
 
 def test_a_report_is_a_bad_event_of_its_unit_once() -> None:
@@ -192,4 +192,42 @@ def test_errors_are_the_server_s_and_invalid_is_what_the_version_refuses(
 )
 def test_slow_is_over_the_objective_also_where_the_client_gave_up(event: HttpServed, total: bool, first: bool) -> None:
     assert is_bad(Guard(kind="slow", max_ratio=2.0, over_s=0.3), event) == total
-    assert is_bad(Guard(kind="slow", max_ratio=2.0, over_s=0.3, of="first_token"), event) == first
+    assert is_bad(Guard(kind="slow", max_ratio=2.0, first_over_s=0.3), event) == first
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"", b"a", b"b", b"c"]), st.booleans()), max_size=30))
+def test_a_copied_unit_counts_once_and_is_bad_once_when_one_of_its_copies_differs(
+    copies: list[tuple[bytes, bool]],
+) -> None:
+    tally = Tally(1, (Guard(kind="differs", max_fraction=0.02),))
+    news = []
+    for unit, differs in copies:
+        assigned = Assigned(rollout="m:1:2", run=1, share=0.0, is_new=False, unit=unit)
+        news.append(tally.compared(assigned, differs=differs))
+    named = {unit for unit, _ in copies if unit}
+    bad = {unit for unit, differs in copies if unit and differs}
+    alone = [differs for unit, differs in copies if not unit]
+    total = len(named) + len(alone)
+    assert tally.units_of("copies") == ({0.0: Count(new=total)} if total else {})
+    assert tally.units_of("") == {}, "copies are no units of the versions"
+    batch = tally.take()
+    assert len(batch.bad) == sum(news) == len(bad) + sum(alone)
+    assert {(event.guard, event.is_new) for event in batch.bad} <= {("differs", True)}
+
+
+def test_copies_of_another_run_or_without_a_guard_are_no_bad_events() -> None:
+    assigned = Assigned(rollout="m:1:2", run=1, share=0.0, is_new=False, unit=b"a")
+    tally = Tally(2, (Guard(kind="differs", max_fraction=0.02),))
+    assert not tally.compared(assigned, differs=True)
+    assert tally.is_empty
+    tally = Tally(1, (Guard(kind="errors", max_fraction=0.02),))
+    assert not tally.compared(assigned, differs=True)
+    assert tally.take().bad == []
+
+
+def test_a_refusal_is_a_bad_event_of_its_unit() -> None:
+    guard = Guard(kind="refused", max_ratio=2.0)
+    for is_refusal in (True, False):
+        assigned = Assigned(rollout="m:1:2", run=1, share=0.5, is_new=True, unit=b"", is_refusal=is_refusal)
+        assert is_bad(guard, call(assigned)) == is_refusal
+    assert not is_bad(guard, call())

@@ -44,6 +44,7 @@ from inferd.observe.plain import is_plain
 from inferd.observe.traces.settings import Settings, settings_of
 from inferd.observe.why import Explainer
 from inferd.observe.why.pressure import MachinePressure
+from inferd.rollout.copies import Copies
 from inferd.rollout.ledger import Change
 from inferd.rollout.plan import Plan
 from inferd.rollout.rollouts import Rollouts
@@ -204,6 +205,8 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             lambda name, change: _record(audit, name, change),
         )
         counted = _both(rollouts.handle, emit)
+        copies = Copies(counted)
+        stack.callback(copies.close)
         router = Router(_bound(config), counted, command=command, patience=patience, plan=plan, pin_below=pin_below)
         stack.push_async_callback(router.stop)
         observer.startup.enter("workers")
@@ -258,6 +261,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             idempotency=control.idempotency,
             stored=stored,
             runs=runs,
+            copies=copies,
             console=console,
             sampler=None if tracing.settings is None else tracing.settings.sampler,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -246,12 +247,22 @@ def _rollout(here: Place, model: ModelConfig) -> Iterator[Problem]:
 def _rollout_steps(at: Place, rollout: RolloutConfig) -> Iterator[Problem]:
     if not rollout.steps:
         yield Problem((*at, "steps"), "there are none; write at least one, such as {weight: 100}.")
-    for index, (step, following) in enumerate(zip(rollout.steps, rollout.steps[1:], strict=False), start=1):
-        if following.weight <= step.weight:
+    weights = rollout.weights
+    for index, (before, weight) in enumerate(pairwise(weights), start=1):
+        is_same = weight == before and rollout.steps[index].shadow == rollout.steps[index - 1].shadow
+        if weight < before or is_same:
             yield Problem(
                 (*at, "steps", index, "weight"),
-                f"{following.weight:g} is not above {step.weight:g}, the step before; the new version's percentages "
-                "grow. To take units back, use inferd rollout abort.",
+                f"{weight:g} is not above {before:g}, the step before; the new version's percentages grow, and only a "
+                "step with another 'shadow' may keep one. To take units back, use inferd rollout abort.",
+            )
+    for index, (step, weight) in enumerate(zip(rollout.steps, weights, strict=True)):
+        if step.weight is None and not step.shadow:
+            yield Problem((*at, "steps", index), "it has neither weight nor shadow; write one: {weight: 5}.")
+        elif step.shadow and weight == 100:
+            yield Problem(
+                (*at, "steps", index, "shadow"),
+                "the new version serves every unit in this step, so nothing is left to be copied; leave it out.",
             )
 
 
@@ -259,16 +270,21 @@ def _rollout_guards(at: Place, rollout: RolloutConfig, model: ModelConfig) -> It
     guards = rollout.guards
     for name in guards.__struct_fields__:
         guard = getattr(guards, name)
-        if guard is not None and guard.max_ratio is None and guard.max_fraction is None:
+        if name != "differs" and guard is not None and guard.max_ratio is None and guard.max_fraction is None:
             yield Problem(
                 (*at, "guards", name),
                 f"max_ratio and max_fraction are both unset, so nothing is too much; set one, or write {name}: null.",
             )
     objectives = model.objectives
-    if guards.slow is not None and guards.slow.limit_ms(objectives.total_ms, objectives.ttft_ms) is None:
-        objective = "total_ms" if guards.slow.of == "total" else "ttft_ms"
+    if guards.slow is not None and guards.slow.limits_ms(objectives.total_ms, objectives.ttft_ms) == (None, None):
         yield Problem(
-            (*at, "guards", "slow", "over_ms"), f"missing; give milliseconds here, or as objectives.{objective}."
+            (*at, "guards", "slow", "over_ms"),
+            "missing; give milliseconds here, in first_over_ms, or as objectives.total_ms or objectives.ttft_ms.",
+        )
+    if guards.differs is not None and not any(step.shadow for step in rollout.steps):
+        yield Problem(
+            (*at, "guards", "differs"),
+            "no step copies requests, so nothing is compared; begin the steps with {shadow: 100, for_s: 600}.",
         )
 
 

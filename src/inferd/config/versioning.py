@@ -52,7 +52,21 @@ Fraction = Annotated[float, Meta(gt=0, lt=1)]
 class RolloutStepConfig(Section, frozen=True, kw_only=True):
     """A share of the units for the new version. The shares grow from step to step."""
 
-    weight: Annotated[float, Meta(description="Percent of the units that the new version serves.", ge=0, le=100)]
+    weight: Annotated[
+        Annotated[float, Meta(ge=0, le=100)] | None,
+        Meta(description="Percent of the units that the new version serves. Unset: as in the step before, 0 at first."),
+    ] = None
+    shadow: Annotated[
+        float,
+        Meta(
+            description=(
+                "Percent of the units whose requests are copied to the new version while the stable one answers them. "
+                "A copy reaches no client, is charged to no tenant, and is compared with the answer."
+            ),
+            ge=0,
+            le=100,
+        ),
+    ] = 0.0
     for_s: Annotated[
         float, Meta(description="Seconds that the step lasts at least, without the time of pauses.", ge=0)
     ] = 0.0
@@ -80,24 +94,53 @@ class InvalidGuardConfig(Section, frozen=True, kw_only=True):
 class SlowGuardConfig(Section, frozen=True, kw_only=True):
     """Units with a request that took longer than an objective. Unset: they are not watched."""
 
-    of: Annotated[
-        Literal["total", "first_token"],
-        Meta(description="From the request's arrival to the end of its answer, or to its first token."),
-    ] = "total"
     over_ms: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="A longer time is bad. Unset: the model's objectives.total_ms or objectives.ttft_ms."),
+        Meta(
+            description=(
+                "A longer time from the request's arrival to the end of its answer is bad. Unset, and first_over_ms as "
+                "well: the model's objectives.total_ms and objectives.ttft_ms, those that it has."
+            )
+        ),
+    ] = None
+    first_over_ms: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="A longer time to the first token is bad; for predictions, until the model has computed."),
     ] = None
     max_ratio: Annotated[Ratio | None, Meta(description=_RATIO + " Unset: they are not compared.")] = 1.5
     max_fraction: Annotated[
         Fraction | None, Meta(description=_FRACTION + ", whatever the stable version's are. Unset: none may.")
     ] = None
 
-    def limit_ms(self, total_ms: float | None, ttft_ms: float | None) -> float | None:
-        """The milliseconds above which a request is slow, given the model's objectives; None: there are none."""
-        if self.over_ms is not None:
-            return self.over_ms
-        return total_ms if self.of == "total" else ttft_ms
+    def limits_ms(self, total_ms: float | None, ttft_ms: float | None) -> tuple[float | None, float | None]:
+        """The milliseconds to the end and to the first token above which a request is slow, given the model's
+        objectives; None: there is no such limit."""
+        if self.over_ms is None and self.first_over_ms is None:
+            return total_ms, ttft_ms
+        return self.over_ms, self.first_over_ms
+
+
+class RefusedGuardConfig(Section, frozen=True, kw_only=True):
+    """Units with a generated answer that is a refusal, by its first words. A heuristic. Unset: they are not watched."""
+
+    max_ratio: Annotated[Ratio | None, Meta(description=_RATIO + " Unset: they are not compared.")] = 2.0
+    max_fraction: Annotated[
+        Fraction | None, Meta(description=_FRACTION + ", whatever the stable version's are. Unset: none may.")
+    ] = None
+
+
+class DiffersGuardConfig(Section, frozen=True, kw_only=True):
+    """Units with a copied request that the new version answered otherwise than the stable one, or not at all.
+
+    Texts are equal or differ, as do classes; numbers are equal within a tolerance. Needs a step with 'shadow'. Unset:
+    differences are counted, and withdraw nothing.
+    """
+
+    max_fraction: Annotated[Fraction, Meta(description="So large a part of the copied units may differ.")] = 0.02
+    relative: Annotated[
+        float, Meta(description="Numbers may differ by so much, relative to the stable version's.", ge=0, le=1)
+    ] = 1e-3
+    absolute: Annotated[float, Meta(description="Numbers may differ by so much in addition.", ge=0)] = 1e-6
 
 
 class ReportedGuardConfig(Section, frozen=True, kw_only=True):
@@ -119,6 +162,8 @@ class GuardsConfig(Section, frozen=True, kw_only=True):
     errors: ErrorsGuardConfig | None = ErrorsGuardConfig()
     invalid: InvalidGuardConfig | None = None
     slow: SlowGuardConfig | None = None
+    refused: RefusedGuardConfig | None = None
+    differs: DiffersGuardConfig | None = None
     reported: ReportedGuardConfig | None = None
 
 
@@ -180,6 +225,14 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
         Literal["auto", "approve"],
         Meta(description="approve: the last step needs an approval too. auto: only the steps that say so."),
     ] = "auto"
+
+    @property
+    def weights(self) -> list[float]:
+        """The new version's percentage in each step."""
+        found: list[float] = []
+        for step in self.steps:
+            found.append(step.weight if step.weight is not None else found[-1] if found else 0.0)
+        return found
 
 
 EvidenceKind = Literal["equivalence", "golden", "replay"]

@@ -34,7 +34,7 @@ from inferd.http.upgrade import UpgradeOffer
 from inferd.observe.payloads.capture import Capture
 from inferd.observe.traces.context import Parent, Sampler, parent_of, state_of
 from inferd.open_class import mypyc_attr
-from inferd.router.stream import Handle
+from inferd.router.stream import Handle, Submitting
 from inferd.tenancy.principal import LOCAL, Permit, Principal
 from inferd.types import End, Item, Priority, Timings, Usage
 
@@ -113,6 +113,11 @@ class AnswerRecorder(Protocol):
         ...
 
 
+Division = Callable[[Submitting, "Call"], Submitting]
+"""Makes the router for the requests of a call out of the gateway's: one that copies them, or gives them to another
+version where the first one fails."""
+
+
 class HeadFacts:
     """Values derived from a request's headers alone, once for all requests with the same head."""
 
@@ -176,7 +181,8 @@ class Call:
     trace: str | None = None  # of ``trace_of``, once it is decided
     sampler: Sampler | None = None  # decides whether the call is traced; None: the server makes no spans
     assigned: Assigned | None = None  # the version that a rollout chose for it
-    spare_model: str | None = None  # the stable version, where that is the new one
+    division: Division | None = None  # what a rollout does with its requests; None: nothing
+    spare_model: str | None = None  # the stable version, where ``assigned`` is the new one
     rescued_from = ""  # the kind of the new version's error, where the stable one answered instead
     _num_open = 0  # requests whose ends are waited for when the call is over
     _emit: Emit | None = None  # while they are

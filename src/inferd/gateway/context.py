@@ -20,6 +20,7 @@ from inferd.observe.payloads.log import PayloadLog
 from inferd.observe.statistics import ModelTally
 from inferd.observe.traces.context import Sampler
 from inferd.observe.why import Explainer
+from inferd.rollout.copies import Copies
 from inferd.rollout.split import Split
 from inferd.stored.port import ResponseStore
 from inferd.tenancy.idempotency import IdempotencyStore
@@ -71,6 +72,8 @@ class Context(NamedTuple):
     body_timeout_s: float = 0.0
     splits: Mapping[str, Split] = {}
     """How rollouts divide the units of their models now."""
+    copies: Copies | None = None
+    """Copies requests to the new version of a rollout; None: the server copies none."""
     sampler: Sampler | None = None
     """Decides which calls are traced. None: the server makes no spans."""
 

@@ -15,7 +15,7 @@ from inferd.gateway.caching import CacheInputs
 from inferd.gateway.call import PENDING, Answer, Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import check_end
-from inferd.gateway.rescue import rescuing
+from inferd.gateway.rescue import router_for
 from inferd.gateway.stages import answer_of
 from inferd.gateway.terms import Cost, PredictFields
 from inferd.gateway.upstream import ModelStatus
@@ -74,7 +74,7 @@ class PredictWork:
         return Cost(self._fields.tokens, 0, self._request.num_tokens)
 
     async def submit(self, context: Context, call: Call) -> Answer:
-        call.requests.append(rescuing(context.router, call).submit(self._request, call))
+        call.requests.append(router_for(context.router, call).submit(self._request, call))
         return PENDING
 
 
@@ -127,7 +127,7 @@ def submit(context: Context, call: Call, model: ModelStatus, fields: PredictFiel
     request = predict_request(call, model, fields)
     reserve(context, call, model.name, prompt_tokens=fields.tokens)
     call.submitted_at = clock.now()
-    stream = open_stream(rescuing(context.router, call), request)
+    stream = open_stream(router_for(context.router, call), request)
     call.requests.append(stream.request)
     return stream
 

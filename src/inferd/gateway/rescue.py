@@ -21,6 +21,11 @@ _MAY_BE_THE_VERSIONS: Final = (InvalidRequest.kind, ContextLengthExceeded.kind)
 """Kinds of errors of clients that another version may not have: it takes other inputs."""
 
 
+def router_for(router: Submitting, call: Call) -> Submitting:
+    """The router for a call's requests: with what a rollout does with them."""
+    return router if call.division is None else call.division(router, call)
+
+
 def rescuing(router: Submitting, call: Call) -> Submitting:
     """The router for a call's requests: with a second attempt where a rollout has chosen the new version for it."""
     return router if call.spare_model is None else _Rescuer(router, call)

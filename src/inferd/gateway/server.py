@@ -57,6 +57,7 @@ from inferd.observe.payloads.log import PayloadLog
 from inferd.observe.statistics import ModelTally
 from inferd.observe.traces.context import Sampler
 from inferd.observe.why import Explainer
+from inferd.rollout.copies import Copies
 from inferd.rollout.split import Split
 from inferd.stored.port import ResponseStore
 from inferd.tenancy.idempotency import IdempotencyStore
@@ -303,6 +304,7 @@ def create_app(
     payloads: PayloadLog | None = None,
     stored: ResponseStore | None = None,
     runs: Runs | None = None,
+    copies: Copies | None = None,
 ) -> Gateway:
     """The application in front of ``router``; ``metrics`` makes the page of ``GET /metrics``.
 
@@ -325,5 +327,6 @@ def create_app(
         payloads=payloads,
         stored=stored,
         runs=runs,
+        copies=copies,
     )
     return Gateway(context, principal)

@@ -7,12 +7,18 @@ drawn by its id. A rollout may take another unit. Knows what identifies a reques
 
 from __future__ import annotations
 
+import msgspec
+
 from inferd.config.versions import draw
 from inferd.events import Assigned
 from inferd.gateway.admission import find_model, may_use, session_of
-from inferd.gateway.call import Call
+from inferd.gateway.call import Call, Division
 from inferd.gateway.context import Context
+from inferd.gateway.rescue import rescuing
 from inferd.gateway.upstream import ModelStatus
+from inferd.rollout.copies import Copies, Shadow, shadow_of
+from inferd.rollout.refusals import reading_refusals
+from inferd.router.stream import Submitting
 
 _UNABLE = frozenset(("failed", "stopped", "unavailable"))
 
@@ -41,16 +47,42 @@ def draw_version(
     )
     if split is not None and split.is_counted and found.was_free:
         is_single = not named and split.unit != "tenant" and call.given_request_id is None
-        call.assigned = Assigned(
+        call.assigned = assigned = Assigned(
             rollout=split.rollout,
             run=split.run,
             share=split.share,
             is_new=found.entry == split.new_entry,
             unit=b"" if is_single else found.digest,
         )
-        if call.assigned.is_new and _is_able(_usable(context, call, split.stable_entry)):
-            call.spare_model = split.stable_entry
+        other = _usable(context, call, split.stable_entry if assigned.is_new else split.new_entry)
+        if other is not None and _is_able(other):
+            if assigned.is_new:
+                call.spare_model, call.division = split.stable_entry, rescuing
+            elif context.copies is not None and split.is_shadowed(found.digest):
+                call.division = _copying(context.copies, shadow_of(split, model.name, assigned, other.info))
+        if split.reads_refusals:
+            call.division = _reading_refusals(call.division)
     return _usable(context, call, found.entry) or model
+
+
+def _copying(copies: Copies, shadow: Shadow) -> Division:
+    def division(router: Submitting, call: Call) -> Submitting:
+        return copies.copying(router, shadow)
+
+    return division
+
+
+def _reading_refusals(inner: Division | None) -> Division:
+    """Note in the call's assignment whether its answer is a refusal. An answer that the other version gave is not."""
+
+    def division(router: Submitting, call: Call) -> Submitting:
+        def refused() -> None:
+            if call.assigned is not None and not call.rescued_from:
+                call.assigned = msgspec.structs.replace(call.assigned, is_refusal=True)
+
+        return reading_refusals(router if inner is None else inner(router, call), refused)
+
+    return division
 
 
 def _named_unit(call: Call, kind: str, sequence: str, user: str) -> str:

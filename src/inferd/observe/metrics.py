@@ -639,6 +639,15 @@ ROLLOUT_CHANGES = Metric(
     "RolloutChanged",
 )
 
+ROLLOUT_COPIES = Metric(
+    "inferd_rollout_copies_total",
+    "Requests of shadowed units, by what became of their copies: equal, differs or failed; dropped because the new "
+    "version was busy, unavailable or short of memory, or the copy late; not compared because of the request's or the "
+    "answer's kind: large, random, sequence, form.",
+    ("model", "result"),
+    "CopyEnded",
+)
+
 # -- stored responses --------------------------------------------------------------------------
 
 STORED_BYTES = Metric(

@@ -26,6 +26,7 @@ from inferd.events import (
     CacheLooked,
     ClientTurnedAway,
     ConfigReloaded,
+    CopyEnded,
     Event,
     HttpServed,
     LoadProgress,
@@ -441,6 +442,8 @@ class Observer:
                 self._write("info", audit_line(event, self._wall()))
             case RolloutChanged():
                 self._rollout_changed(event)
+            case CopyEnded():
+                self._store.value(m.ROLLOUT_COPIES, self._model(event.model), event.result).add()
             case RolloutRemoved():
                 for metric in (m.ROLLOUT_WEIGHT, m.ROLLOUT_STATE, m.ROLLOUT_EVIDENCE):
                     self._store.clear(metric, self._model(event.model))

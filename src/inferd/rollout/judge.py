@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from inferd.rollout.evidence import Count, Counts, log_evidence, log_excess, log_mean, log_rarity, log_tolerance
-from inferd.rollout.plan import Guard, GuardKind, Plan
+from inferd.rollout.plan import Guard, GuardKind, Plan, Population
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,18 +45,23 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         found = [reading for reading in self.readings if reading.is_worse]
         return max(found, key=lambda reading: reading.against - reading.against_limit, default=None)
 
-    @property
-    def is_passed(self) -> bool:
-        return all(reading.is_passed for reading in self.readings)
+    def is_passed(self, guards: Collection[GuardKind] | None = None) -> bool:
+        """Whether these guards are passed; None: all."""
+        return all(reading.is_passed for reading in self.readings if guards is None or reading.guard in guards)
 
 
-def judge(plan: Plan, bad: Mapping[str, Counts], units: Counts) -> Verdict:
-    """The readings of all guards. ``bad``: bad events by guard; ``units``: all units, as both were counted so far.
+def judge(plan: Plan, bad: Mapping[str, Counts], units: Mapping[Population, Counts]) -> Verdict:
+    """The readings of all guards. ``bad``: bad events by guard; ``units``: all units by population, as both were
+    counted so far.
 
     The guards share ``alpha``, so all of them together withdraw a version that is not worse with that probability at
     most. Each must be passed, so ``beta`` holds for each.
     """
-    return Verdict(readings=tuple(_read(plan, guard, bad.get(guard.kind, {}), units) for guard in plan.guards))
+    return Verdict(
+        readings=tuple(
+            [_read(plan, guard, bad.get(guard.kind, {}), units.get(guard.population, {})) for guard in plan.guards]
+        )
+    )
 
 
 def _read(plan: Plan, guard: Guard, bad: Counts, units: Counts) -> Reading:
@@ -87,10 +92,16 @@ def _sum(counts: Counts) -> Count:
 def reading_text(reading: Reading) -> str:
     """A reading in words and numbers, for people."""
     bad, units = reading.bad, reading.units
+    if reading.guard == "differs":
+        counts = f"{bad.new} of {units.new} copied units"
+    else:
+        counts = (
+            f"{bad.new} of {units.new} units with the new version, {bad.stable} of {units.stable} with the stable one"
+        )
     return (
-        f"{reading.guard}: {bad.new} of {units.new} units with the new version, {bad.stable} of {units.stable} with "
-        f"the stable one; evidence against it {_times(reading.against)} of {_times(reading.against_limit)}, in its "
-        f"favour {_times(reading.in_favour)} of {_times(reading.in_favour_limit)}"
+        f"{reading.guard}: {counts}; evidence against it {_times(reading.against)} of "
+        f"{_times(reading.against_limit)}, in its favour {_times(reading.in_favour)} of "
+        f"{_times(reading.in_favour_limit)}"
     )
 
 

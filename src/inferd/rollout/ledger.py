@@ -18,12 +18,14 @@ import msgspec
 from inferd.rollout.evidence import Count
 from inferd.rollout.judge import Reading, Verdict, judge
 from inferd.rollout.machine import ACTIVE, Progress, Seen, observed, withdrawn
-from inferd.rollout.plan import Plan
+from inferd.rollout.plan import Plan, Population
 from inferd.rollout.tally import Batch
 from inferd.state.database import Database, Transaction, Value, next_number, number
 from inferd.state.presence import Presence
 
-_UNITS: Final = ""  # the guard of the counts of all units
+_UNITS: Final[Mapping[Population, str]] = {"": "", "copies": "#copies"}
+"""What stands for a guard in the rows that count all units of a population."""
+
 MAX_CHANGES: Final = 100
 """Changes that are read at a time."""
 
@@ -32,7 +34,7 @@ _progress_decoder: Final = msgspec.json.Decoder(Progress)
 _readings_decoder: Final = msgspec.json.Decoder(tuple[Reading, ...])
 
 Sums = Mapping[tuple[str, float], Count]
-"""A gateway's own counts, by guard ('' for all units) and share."""
+"""A gateway's own counts, by guard (or what stands for it, ``_UNITS``) and share."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress = Progress()
     verdict: Verdict = Verdict()
     bad: dict[str, dict[float, Count]] = {}  # units with a bad event, by guard and share
-    units: dict[float, Count] = {}
+    units: dict[Population, dict[float, Count]] = {}  # all units, by population and share
     is_ready: bool = False  # the new version, at every living gateway that has the rollout
     deaths: int = 0
 
@@ -202,7 +204,7 @@ def read(transaction: Transaction, presence: Presence, plan: Plan) -> Stored:
     ):
         guard, share, of_stable, of_new = msgspec.convert(row, tuple[str, float, int, int])
         bad.setdefault(guard, {})[share] = Count(of_stable, of_new)
-    units = bad.pop(_UNITS, {})
+    units = {population: bad.pop(row, {}) for population, row in _UNITS.items()}
     living = presence.members(transaction).living
     ready, deaths = [], 0
     for row in transaction.rows(
@@ -259,8 +261,8 @@ def _write(transaction: Transaction, gateway: str, local: Local) -> Sums:
     )
     sums = dict(local.sums)
     changed = set()
-    for share, count in local.batch.units.items():
-        changed.add(_add(sums, _UNITS, share, count))
+    for (population, share), count in local.batch.units.items():
+        changed.add(_add(sums, _UNITS[population], share, count))
     for event in local.batch.bad:
         if event.unit and not _is_first(transaction, (name, run, event.guard, event.unit), (gateway, local.number)):
             continue

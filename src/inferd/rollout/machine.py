@@ -50,6 +50,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     state: State = "pending"
     share: float = 0.0  # the new version's share of the units
+    shadow: float = 0.0  # of the units: those whose requests are copied to the new version
     step: int = -1  # index of the step that is in effect; -1: none yet
     is_paused: bool = False
     since: float = 0.0  # time of the last change, in seconds since the epoch
@@ -94,18 +95,19 @@ def observed(plan: Plan, progress: Progress, seen: Seen) -> Progress:
     if state == "preparing":
         return _next(plan, progress, seen.now, f"version {plan.new} is ready")
     step, elapsed_s = plan.steps[progress.step], progress.elapsed_s(seen.now)
+    asked = [guard.kind for guard in plan.guards if step.can_prove(guard)]
     if state == "inconclusive":
-        if seen.verdict.is_passed:
+        if seen.verdict.is_passed(asked):
             return _next(plan, progress, seen.now, "every guard is passed")
         if plan.inconclusive_s is not None and elapsed_s >= plan.inconclusive_s:
             return _next(plan, progress, seen.now, f"the evidence stayed inconclusive for {plan.inconclusive_s:g} s")
         return progress
     if elapsed_s < step.for_s:
         return progress
-    if not 0.0 < step.share < 1.0:  # no unit had a choice, so no more evidence can come
+    if not asked:
         return _next(plan, progress, seen.now, f"{step.for_s:g} s at {_percent(step.share)} are over")
-    if seen.verdict.is_passed:
-        return _next(plan, progress, seen.now, "every guard is passed" if plan.guards else "its time is over")
+    if seen.verdict.is_passed(asked):
+        return _next(plan, progress, seen.now, "every guard is passed")
     waits = "until every guard is passed" if plan.inconclusive_s is None else f"for at most {plan.inconclusive_s:g} s"
     return _moved(progress, "inconclusive", seen.now, f"there is not enough evidence yet; it waits {waits}")
 
@@ -174,17 +176,17 @@ def _next(plan: Plan, progress: Progress, now: float, why: str, *, is_approved: 
     if step.needs_approval and not is_approved:
         return _moved(progress, "awaiting_approval", now, f"{why}; {_percent(step.share)} needs an approval")
     return msgspec.structs.replace(
-        _moved(progress, "running", now, why), step=following, share=step.share, is_paused=False
+        _moved(progress, "running", now, why), step=following, share=step.share, shadow=step.shadow, is_paused=False
     )
 
 
 def _finished(progress: Progress, now: float, why: str) -> Progress:
-    return msgspec.structs.replace(_moved(progress, "promoted", now, why), share=1.0, is_paused=False)
+    return msgspec.structs.replace(_moved(progress, "promoted", now, why), share=1.0, shadow=0.0, is_paused=False)
 
 
 def _left(progress: Progress, state: State, now: float, why: str) -> Progress:
     """The end without the new version: all units are the stable version's."""
-    return msgspec.structs.replace(_moved(progress, state, now, why), share=0.0, is_paused=False)
+    return msgspec.structs.replace(_moved(progress, state, now, why), share=0.0, shadow=0.0, is_paused=False)
 
 
 def _paused(progress: Progress, now: float, why: str) -> Progress:
@@ -201,6 +203,7 @@ def _resumed(plan: Plan, progress: Progress, now: float, why: str) -> Progress:
         _moved(progress, "running", now, why),
         step=step,
         share=plan.steps[step].share,
+        shadow=plan.steps[step].shadow,
         is_paused=False,
         plan=plan.digest,
     )

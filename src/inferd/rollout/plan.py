@@ -8,9 +8,13 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from inferd.compare.answers import Tolerance
 from inferd.config import ModelConfig, RolloutConfig
 
-GuardKind = Literal["errors", "invalid", "slow", "reported"]
+GuardKind = Literal["errors", "invalid", "slow", "refused", "differs", "reported"]
+Population = Literal["", "copies"]
+"""Which units a guard counts: those that were divided between the versions, or those whose requests were copied."""
+
 KINDS: Final[tuple[GuardKind, ...]] = get_args(GuardKind)
 
 
@@ -23,8 +27,13 @@ class Guard(msgspec.Struct, frozen=True, kw_only=True):
     kind: GuardKind
     max_ratio: float | None = None  # bad events of the new version may be so many times as likely
     max_fraction: float | None = None  # so large a part of the new version's units may be bad
-    over_s: float = 0.0  # slow: a longer time is a bad event
-    of: Literal["total", "first_token"] = "total"  # slow: which time
+    over_s: float | None = None  # slow: a longer time to the end of the answer is a bad event
+    first_over_s: float | None = None  # slow: a longer time to the first token
+    tolerance: Tolerance | None = None  # differs
+
+    @property
+    def population(self) -> Population:
+        return "copies" if self.kind == "differs" else ""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +42,15 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     share: float  # 0 to 1
     for_s: float = 0.0  # at least
     needs_approval: bool = False  # begins by the operator's command alone
+    shadow: float = 0.0  # of the units, 0 to 1: those whose requests are copied
+
+    def can_prove(self, guard: Guard) -> bool:
+        """Whether evidence of a guard can come in this step: units have a choice, or requests are copied."""
+        return self.shadow > 0.0 if guard.population == "copies" else 0.0 < self.share < 1.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout of one model. The shares of ``steps`` grow, and the last one is 1."""
+    """One rollout of one model. The shares of ``steps`` never shrink, and the last one is 1."""
 
     model: str
     stable: str  # the number of the version that serves now
@@ -66,7 +80,10 @@ def plan_of(model: str, config: ModelConfig) -> Plan | None:
     rollout = config.rollout
     if rollout is None:
         return None
-    steps = [Step(share=step.weight / 100.0, for_s=step.for_s, needs_approval=step.approval) for step in rollout.steps]
+    steps = [
+        Step(share=weight / 100.0, for_s=step.for_s, needs_approval=step.approval, shadow=step.shadow / 100.0)
+        for step, weight in zip(rollout.steps, rollout.weights, strict=True)
+    ]
     if steps[-1].share < 1.0:
         steps.append(Step(share=1.0, needs_approval=True))
     elif rollout.promote == "approve":
@@ -92,9 +109,15 @@ def _guards(config: ModelConfig, rollout: RolloutConfig) -> Iterator[Guard]:
         found = getattr(guards, kind)
         if found is None:
             continue
-        guard = Guard(kind=kind, max_ratio=found.max_ratio, max_fraction=found.max_fraction)
+        guard = Guard(kind=kind, max_ratio=getattr(found, "max_ratio", None), max_fraction=found.max_fraction)
         if kind == "slow" and guards.slow is not None:
-            over_ms = guards.slow.limit_ms(config.objectives.total_ms, config.objectives.ttft_ms)
-            assert over_ms is not None, "the configuration was checked"
-            guard = msgspec.structs.replace(guard, over_s=over_ms / 1000.0, of=guards.slow.of)
+            total_ms, first_ms = guards.slow.limits_ms(config.objectives.total_ms, config.objectives.ttft_ms)
+            guard = msgspec.structs.replace(guard, over_s=_seconds(total_ms), first_over_s=_seconds(first_ms))
+        if kind == "differs" and guards.differs is not None:
+            tolerance = Tolerance(relative=guards.differs.relative, absolute=guards.differs.absolute)
+            guard = msgspec.structs.replace(guard, tolerance=tolerance)
         yield guard
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000.0

@@ -21,7 +21,18 @@ from inferd import clock
 from inferd.config import Config
 from inferd.config.versions import rollout_warnings
 from inferd.errors import InferdError, InvalidRequest, StateUnavailable
-from inferd.events import Assigned, Emit, Event, GuardRead, HttpServed, ReplicaChanged, RolloutChanged, RolloutRemoved
+from inferd.events import (
+    Assigned,
+    CopyEnded,
+    CopyResult,
+    Emit,
+    Event,
+    GuardRead,
+    HttpServed,
+    ReplicaChanged,
+    RolloutChanged,
+    RolloutRemoved,
+)
 from inferd.rollout import ledger
 from inferd.rollout.evidence import added
 from inferd.rollout.judge import Reading, judge, reading_text
@@ -37,6 +48,9 @@ POLL_S: Final = 0.25
 MAX_RECENT: Final = 16_384
 """Calls of a rollout that bad events can be reported of."""
 
+MAX_DIFFERING: Final = 20
+"""Copies with another answer that are reported."""
+
 SOON_S: Final = 0.02
 """Bad events are collected for so long before the database is asked."""
 
@@ -47,6 +61,14 @@ Adopt = Callable[[Mapping[str, Plan], Mapping[str, Split]], None]
 
 Record = Callable[[str, Change], Awaitable[None]]
 """Writes a change of the model's rollout that no command asked for into the audit log."""
+
+
+class Differing(msgspec.Struct, frozen=True, kw_only=True):
+    """A copied request that the new version answered otherwise. Nothing of the answers is kept."""
+
+    request_id: str
+    part: str  # of the answer, the first that differs; empty: the new version gave none
+    position: int | None = None  # in that part: of a character or a number
 
 
 class RolloutReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,13 +83,16 @@ class RolloutReport(msgspec.Struct, frozen=True, kw_only=True):
     readings: tuple[Reading, ...] = ()
     is_ready: bool = False
     deaths: int = 0
+    shadows: list[float] = []  # by step: percentages of the units whose requests are copied
+    copies: dict[CopyResult, int] = {}  # by result, of this run at this server; see ``events.CopyResult``
+    differing: list[Differing] = []  # the last ones at this server
     changes: list[Change] = []
 
 
 class _Here:
     """This gateway's part in a rollout."""
 
-    __slots__ = ("deaths", "number", "plan", "recent", "run", "sums", "tally", "told")
+    __slots__ = ("copies", "deaths", "differing", "number", "plan", "recent", "run", "sums", "tally", "told")
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -80,6 +105,8 @@ class _Here:
         self.sums: ledger.Sums = {}
         self.deaths = 0
         self.number = 0
+        self.copies: dict[CopyResult, int] = {}
+        self.differing: list[Differing] = []
         self.recent: dict[str, Assigned | None] = {}  # calls that ended, by their ids; None: it was reported
 
     @property
@@ -177,6 +204,8 @@ class Rollouts:
         if type(event) is HttpServed:
             if event.assigned is not None:
                 self._ended(event, event.assigned)
+        elif type(event) is CopyEnded:
+            self._copy_ended(event)
         elif type(event) is ReplicaChanged and self._here:
             self._replica_changed(event)
 
@@ -191,6 +220,20 @@ class Rollouts:
             if len(here.recent) >= MAX_RECENT:
                 del here.recent[next(iter(here.recent))]
             here.recent[event.request_id] = assigned
+
+    def _copy_ended(self, event: CopyEnded) -> None:
+        here, result = self._here.get(event.assigned.rollout), event.result
+        if here is None or event.assigned.run != here.run:
+            return
+        here.copies[result] = here.copies.get(result, 0) + 1
+        if result not in ("equal", "differs", "failed"):
+            return
+        if result != "equal":
+            found = Differing(request_id=event.request_id, part=event.part, position=event.position)
+            here.differing = [*here.differing[-MAX_DIFFERING + 1 :], found]
+        if here.tally.compared(event.assigned, differs=result != "equal"):
+            self._wake.set()
+            self._hold_if_worse(here)
 
     def _replica_changed(self, event: ReplicaChanged) -> None:
         for here in self._here.values():
@@ -304,7 +347,8 @@ class Rollouts:
         model = here.plan.model
         split = self._splits.get(model)
         stored = None if self._known is None else self._known.stored.get(here.plan.name)
-        if split is not None and split.share > 0.0 and stored is not None and _is_worse(here, stored):
+        has_any = split is not None and (split.share > 0.0 or split.shadow > 0.0)
+        if split is not None and has_any and stored is not None and _is_worse(here, stored):
             self._splits = {**self._splits, model: _held(split)}
             _log.warning("%s: version %s is held at 0 %% until the database has decided", model, here.plan.new)
             self._adopt(self._plans(), self._splits)
@@ -368,7 +412,8 @@ class Rollouts:
         if self._known is None:
             await self.look()
         changes = await self._state.call(lambda database: ledger.changes_of(database, plan.name))
-        return msgspec.structs.replace(self._report(plan), changes=changes)
+        here = self._here.get(plan.name)  # the configuration may have dropped it meanwhile
+        return msgspec.structs.replace(self._report(_Here(plan) if here is None else here), changes=changes)
 
     def note_bad(self, model: str, request_id: str) -> None:
         """Count the unit of a request as bad, for the guard ``reported``. Raises InvalidRequest."""
@@ -394,9 +439,10 @@ class Rollouts:
 
     def reports(self) -> list[RolloutReport]:
         """All rollouts, without their changes."""
-        return [self._report(here.plan) for here in self._here.values()]
+        return [self._report(here) for here in self._here.values()]
 
-    def _report(self, plan: Plan) -> RolloutReport:
+    def _report(self, here: _Here) -> RolloutReport:
+        plan = here.plan
         stored = Stored() if self._known is None else self._known.stored.get(plan.name, Stored())
         return RolloutReport(
             model=plan.model,
@@ -408,6 +454,9 @@ class Rollouts:
             readings=stored.verdict.readings,
             is_ready=stored.is_ready,
             deaths=stored.deaths,
+            shadows=[100.0 * step.shadow for step in plan.steps],
+            copies=dict(here.copies),
+            differing=here.differing,
         )
 
     def _plan(self, model: str) -> Plan:
@@ -431,9 +480,11 @@ def _is_worse(here: _Here, stored: Stored) -> bool:
         guard: added(stored.bad.get(guard, {}), here.tally.bad_counts.get(guard, {}))
         for guard in stored.bad.keys() | here.tally.bad_counts.keys()
     }
-    return judge(here.plan, bad, added(stored.units, here.tally.units)).worse is not None
+    populations = {guard.population for guard in here.plan.guards}
+    units = {of: added(stored.units.get(of, {}), here.tally.units_of(of)) for of in populations}
+    return judge(here.plan, bad, units).worse is not None
 
 
 def _held(split: Split) -> Split:
     """The split with no unit for the new version."""
-    return split._replace(share=0.0, is_counted=False)
+    return split._replace(share=0.0, shadow=0.0, is_counted=False)

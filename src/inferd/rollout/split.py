@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from inferd.compare.answers import Tolerance
 from inferd.config import Config
 from inferd.config.versions import versions_of
 from inferd.rollout.machine import JUDGED, Progress
@@ -23,6 +24,18 @@ class Split(NamedTuple):
     stable_entry: str  # the versions' names in the configuration
     new_entry: str
     unit: str  # what keeps one version; see ``RolloutConfig.unit``
+    shadow: float = 0.0  # of the units: those whose requests are copied to the new version
+    tolerance: Tolerance = Tolerance()  # of numbers in compared answers
+    reads_refusals: bool = False  # a guard counts answers that are refusals
+    new_is_last: bool = True  # of the two, the new version has the higher number, so its units are drawn last
+
+    def is_shadowed(self, unit: bytes) -> bool:
+        """Whether the requests of a unit are copied: it is one of those that the new version would serve first. Of
+        ``unit`` the digest, by which its version is drawn; the unit has the stable version."""
+        if self.shadow <= 0.0:
+            return False
+        point = int.from_bytes(unit, "big") / 2**64
+        return point >= 1.0 - self.shadow if self.new_is_last else point < self.shadow
 
 
 def split_of(plan: Plan, progress: Progress, config: Config) -> Split:
@@ -30,7 +43,19 @@ def split_of(plan: Plan, progress: Progress, config: Config) -> Split:
     entries = versions_of(config.models, plan.model)
     is_counted = progress.state in JUDGED
     stable, new = entries[plan.stable], entries[plan.new]
-    return Split(plan.name, progress.run, progress.share, is_counted, stable, new, plan.unit)
+    return Split(
+        plan.name,
+        progress.run,
+        progress.share,
+        is_counted,
+        stable,
+        new,
+        plan.unit,
+        shadow=progress.shadow if is_counted else 0.0,
+        tolerance=next((guard.tolerance for guard in plan.guards if guard.tolerance is not None), Tolerance()),
+        reads_refusals=any(guard.kind == "refused" for guard in plan.guards),
+        new_is_last=int(plan.new) > int(plan.stable),
+    )
 
 
 def with_weights(config: Config, plans: Mapping[str, Plan], splits: Mapping[str, Split]) -> Config:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from inferd.errors import CLIENT_ERRORS, ContextLengthExceeded, DeadlineExceeded, InvalidRequest
 from inferd.events import Assigned, HttpServed
 from inferd.rollout.evidence import Count
-from inferd.rollout.plan import Guard, GuardKind
+from inferd.rollout.plan import Guard, GuardKind, Population
 
 MAX_UNITS: Final = 65_536
 """Units that are known at a time. The oldest is forgotten, and counted again when it comes back."""
@@ -39,7 +39,7 @@ class BadEvent(NamedTuple):
 class Batch(NamedTuple):
     """What was counted since the last batch."""
 
-    units: dict[float, Count]
+    units: dict[tuple[Population, float], Count]
     bad: list[BadEvent]
 
 
@@ -61,7 +61,8 @@ class Tally:
         self.run = run
         self._guards = guards
         self._known: dict[bytes, _Known] = {}
-        self.units: dict[float, Count] = {}  # since the last batch
+        self._copied: dict[bytes, bool] = {}  # units whose requests were copied: whether an answer differed
+        self.units: dict[tuple[Population, float], Count] = {}  # since the last batch
         self.bad_counts: dict[str, dict[float, Count]] = {}  # likewise, by guard
         self._bad: list[BadEvent] = []
 
@@ -80,6 +81,27 @@ class Tally:
                 known.bad |= 1 << index
                 self._note(BadEvent(guard.kind, share, known.is_new, assigned.unit))
         return len(self._bad) > num_before
+
+    def compared(self, assigned: Assigned, *, differs: bool) -> bool:
+        """Count a copied request whose answers were compared; whether it was a difference that was not known yet.
+
+        A unit is counted once here as well, and is bad when one of its copies differs.
+        """
+        unit = assigned.unit
+        if assigned.run != self.run:
+            return False
+        if not unit or unit not in self._copied:
+            self._add_units("copies", 0.0, Count(new=1))
+            if unit:
+                if len(self._copied) >= MAX_UNITS:
+                    del self._copied[next(iter(self._copied))]
+                self._copied[unit] = False
+        if not differs or (unit and self._copied[unit]) or not any(guard.kind == "differs" for guard in self._guards):
+            return False
+        if unit:
+            self._copied[unit] = True
+        self._note(BadEvent("differs", 0.0, True, unit))
+        return True
 
     def reported(self, assigned: Assigned) -> bool:
         """Count a unit of which something bad was reported, after its call; whether it was not known yet."""
@@ -102,8 +124,8 @@ class Tally:
 
     def put_back(self, batch: Batch) -> None:
         """Keep what could not be stored for the next batch."""
-        for share, count in batch.units.items():
-            self._add_units(share, count)
+        for (population, share), count in batch.units.items():
+            self._add_units(population, share, count)
         events, self._bad, self.bad_counts = [*batch.bad, *self._bad], [], {}
         for event in events:
             self._note(event)
@@ -113,6 +135,7 @@ class Tally:
         self._guards = guards
         for known in self._known.values():
             known.bad = 0
+        self._copied = dict.fromkeys(self._copied, False)
 
     @property
     def is_empty(self) -> bool:
@@ -123,16 +146,20 @@ class Tally:
         known = self._known.get(assigned.unit) if assigned.unit else None
         if known is None:
             known = _Known(assigned.share, assigned.is_new)
-            self._add_units(assigned.share, Count(new=1) if assigned.is_new else Count(stable=1))
+            self._add_units("", assigned.share, Count(new=1) if assigned.is_new else Count(stable=1))
             if assigned.unit:
                 if len(self._known) >= MAX_UNITS:
                     del self._known[next(iter(self._known))]
                 self._known[assigned.unit] = known
         return known
 
-    def _add_units(self, share: float, count: Count) -> None:
-        before = self.units.get(share, Count())
-        self.units[share] = Count(before.stable + count.stable, before.new + count.new)
+    def units_of(self, population: Population) -> dict[float, Count]:
+        """The units of a population that were counted since the last batch, by share."""
+        return {share: count for (of, share), count in self.units.items() if of == population}
+
+    def _add_units(self, population: Population, share: float, count: Count) -> None:
+        before = self.units.get((population, share), Count())
+        self.units[population, share] = Count(before.stable + count.stable, before.new + count.new)
 
     def _note(self, event: BadEvent) -> None:
         if len(self._bad) < MAX_BAD:
@@ -159,7 +186,9 @@ def is_bad(guard: Guard, event: HttpServed) -> bool:
             return event.status in _INVALID or kind in _INVALID_KINDS or event.rescued_from in _INVALID_KINDS
         case "slow":
             return _is_slow(guard, event, kind)
-        case "reported":
+        case "refused":
+            return event.assigned is not None and event.assigned.is_refusal
+        case "differs" | "reported":
             return False
 
 
@@ -168,9 +197,11 @@ def _is_slow(guard: Guard, event: HttpServed, failure_kind: str | None) -> bool:
     timings = event.timings
     if timings is None:
         return False
-    took_s = timings.first_token if guard.of == "first_token" else timings.finished
-    if guard.of == "total" and event.outcome not in ("done", "cancelled") and failure_kind != DeadlineExceeded.kind:
-        return False
-    if took_s is None and (event.outcome == "cancelled" or failure_kind == DeadlineExceeded.kind):
-        took_s = timings.finished
-    return took_s is not None and took_s > guard.over_s
+    is_given_up = event.outcome == "cancelled" or failure_kind == DeadlineExceeded.kind
+    total_s, first_s = timings.finished, timings.first_token
+    is_measured = total_s is not None and (event.outcome == "done" or is_given_up)
+    if is_measured and guard.over_s is not None and (total_s or 0.0) > guard.over_s:
+        return True
+    if first_s is None and is_given_up:
+        first_s = total_s
+    return guard.first_over_s is not None and first_s is not None and first_s > guard.first_over_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import click
@@ -83,19 +84,40 @@ def _head(report: RolloutReport) -> str:
     )
 
 
+def _step(weight: float, shadow: float | None) -> str:
+    return f"{weight:g} % and copies of {shadow:g} %" if shadow else f"{weight:g} %"
+
+
+def _copies(report: RolloutReport) -> str:
+    """What became of the requests of shadowed units: how many were compared, and why others were not."""
+    counts = report.copies
+    compared = [f"{counts.get('equal', 0)} equal", f"{counts.get('differs', 0)} different"]
+    others = {name: count for name, count in counts.items() if name not in ("equal", "differs")}
+    words = {"failed": "not answered", "busy": "dropped (busy)", "memory": "dropped (memory)", "late": "dropped (late)"}
+    words |= {"unavailable": "dropped (unavailable)"}
+    said = [f"{count} {words.get(name, f'not compared ({name})')}" for name, count in sorted(others.items())]
+    return ", ".join([*compared, *said])
+
+
 def _show(report: RolloutReport) -> None:
     from inferd.rollout.judge import reading_text
 
     progress = report.progress
     click.echo(_head(report))
     at = f" (now in step {progress.step + 1})" if progress.step >= 0 else ""
-    click.echo(f"  steps: {' %, '.join(f'{weight:g}' for weight in report.steps)} %{at}")
+    click.echo(f"  steps: {', '.join(_step(*step) for step in zip_longest(report.steps, report.shadows))}{at}")
     if not report.is_ready:
         click.echo(f"  version {report.new} is not ready at every server")
     if report.deaths:
         click.echo(f"  workers of version {report.new} that died: {report.deaths}")
     for reading in report.readings:
         click.echo(f"  {reading_text(reading)}")
+    if report.copies:
+        click.echo(f"  copied requests at this server: {_copies(report)}")
+    for one in report.differing:
+        where = "gave no answer" if not one.part else f"differs in {one.part}"
+        at = "" if one.position is None else f" from position {one.position} on"
+        click.echo(f"    {one.request_id}: {where}{at}")
     if report.changes:
         click.echo("changes, the last first:")
     for change in report.changes:

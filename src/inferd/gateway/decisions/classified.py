@@ -22,7 +22,7 @@ from inferd.gateway.errors import check_end, shown
 from inferd.gateway.generation.requests import ignored_header
 from inferd.gateway.generation.writer import encode
 from inferd.gateway.predictions import no_answer_error, predict_request
-from inferd.gateway.rescue import rescuing
+from inferd.gateway.rescue import router_for
 from inferd.gateway.terms import Cost, PredictFields
 from inferd.gateway.upstream import ModelStatus
 from inferd.predict.codecs.text_wire import ClassifyRequest, ClassifyResponse
@@ -71,7 +71,7 @@ class ClassifierWork:
         return Cost(fields.tokens, 0, self._request.num_tokens)
 
     async def submit(self, context: Context, call: Call) -> Answer:
-        stream = open_stream(rescuing(context.router, call), self._request)
+        stream = open_stream(router_for(context.router, call), self._request)
         call.requests.append(stream.request)
         found: ClassifyResponse | None = None
         async for output in stream:

@@ -17,7 +17,7 @@ from inferd.gateway.call import Call, trace_of, trace_state
 from inferd.gateway.context import Context
 from inferd.gateway.errors import check_end
 from inferd.gateway.generation.options import Options
-from inferd.gateway.rescue import rescuing
+from inferd.gateway.rescue import router_for
 from inferd.gateway.terms import Cost
 from inferd.gateway.upstream import ModelStatus
 from inferd.http.exchange import Headers
@@ -143,7 +143,7 @@ class Generation:
             await context.router.check(self._requests)
         streams: list[Stream] = []
         for request in self._requests:
-            stream = open_stream(rescuing(context.router, call), request, self._relay)
+            stream = open_stream(router_for(context.router, call), request, self._relay)
             call.requests.append(stream.request)
             streams.append(stream)
         return streams
