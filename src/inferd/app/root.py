@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from inferd import __version__, clock
+from inferd.app.answered_by import AnsweringVersions
 from inferd.app.audit import AuditTrail
 from inferd.app.change import changed_settings, refuse_empty, refuse_restarts
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
@@ -220,7 +221,8 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         from inferd.gateway.server import create_app
 
         console = Console(config, observer.live)
-        payloads = PayloadLog(data_folder(config.state), config.payloads, observer.payload_dropped)
+        answered_by = AnsweringVersions(router.info, lambda name: site.config.models.get(name))
+        payloads = PayloadLog(data_folder(config.state), config.payloads, observer.payload_dropped, answered_by)
         stack.callback(payloads.close)
         site = Site(config, router, control, observer, devices, console, payloads, rollouts, tls)
         devices.start()  # when the workers have started: what the drivers do at first may take long

@@ -17,10 +17,21 @@ class PayloadsConfig(Section, frozen=True, kw_only=True):
         Meta(description="Tenants whose calls are recorded; '*': every call, also without a key. None: off."),
     ] = ()
     models: Annotated[tuple[str, ...], Meta(description="Only calls of these models; none: of every model.")] = ()
-    ratio: Annotated[float, Meta(description="Part of the calls that is recorded, drawn by chance.", gt=0, le=1)] = 1.0
+    ratio: Annotated[
+        float,
+        Meta(
+            description="Part of the conversations that is recorded, each whole or not at all; drawn by their session, "
+            "user or first messages. A call without these is drawn by itself.",
+            gt=0,
+            le=1,
+        ),
+    ] = 1.0
     keep: Annotated[
-        tuple[Literal["prompts", "answers"], ...],
-        Meta(description="The texts that are kept; none: sizes, digests and usage alone."),
+        tuple[Literal["prompts", "answers", "replay"], ...],
+        Meta(
+            description="prompts, answers: redacted texts; replay: whole bodies for `inferd replay`, also of "
+            "predictions, unless redaction would change them. None: sizes, digests and usage alone."
+        ),
     ] = ()
     redact: Annotated[
         tuple[Literal["api_key", "email", "card", "phone"], ...],

@@ -184,7 +184,7 @@ class Gateway:
         if call.facts.is_async:
             return self._endpoint(call, route, known.rest)
         if context.payloads is not None and context.payloads.is_on:
-            call.capture = context.payloads.begin(call.principal.tenant, call.unique, route.texts)
+            call.capture = context.payloads.begin(call.principal.tenant, call.unique, route.texts, call.head)
         return route.endpoint(context, call, known.rest)
 
     async def _answer(self, call: HttpCall, known_as: Principal | None) -> Answer | Switched:
@@ -246,7 +246,7 @@ class Gateway:
             return await recorded(self._context, call, route, rest)
         payloads = self._context.payloads
         if payloads is not None and payloads.is_on and route.scope == "infer":
-            call.capture = payloads.begin(call.principal.tenant, call.unique, route.texts)
+            call.capture = payloads.begin(call.principal.tenant, call.unique, route.texts, call.head)
         return await route.endpoint(self._context, call, rest)
 
     async def _begin_async(self, call: HttpCall) -> Response:

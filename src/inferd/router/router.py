@@ -19,7 +19,7 @@ from inferd.router.replicas.loading import Loading, Plan, plan_model
 from inferd.router.replicas.replica import LocalReplica, Replica
 from inferd.router.status import Applied, ModelStatus, ReplicaStatus, Unloaded
 from inferd.router.ticket import Ticket
-from inferd.types import Chat, Failure, GenerateRequest, Relay, Request, Sink, TextPrompt
+from inferd.types import Chat, Failure, GenerateRequest, ModelInfo, Relay, Request, Sink, TextPrompt
 from inferd.worker.process import WORKER_COMMAND
 from inferd.worker.supervisor import Patience
 
@@ -140,6 +140,11 @@ class Router:
         """The status of one model; None: there is no model of this name."""
         pool = self._pools.get(name)
         return pool.status if pool is not None else None
+
+    def info(self, name: str) -> ModelInfo | None:
+        """The properties of a model; None: there is no model of this name, or it was never loaded."""
+        pool = self._pools.get(name)
+        return None if pool is None else pool.availability.info
 
     def replica_statuses(self, model: str) -> Sequence[ReplicaStatus]:
         """The status of every replica of a model. Raises ModelNotFound."""

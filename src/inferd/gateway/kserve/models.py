@@ -16,6 +16,7 @@ from inferd.errors import Unavailable
 from inferd.gateway.context import Context
 from inferd.gateway.kserve.served import Served, is_ready, served_models, versions_among
 from inferd.gateway.upstream import ModelState, ModelStatus
+from inferd.registry.fingerprint import fingerprint_of
 from inferd.tenancy.principal import Principal
 from inferd.types import TensorSpec
 
@@ -80,6 +81,7 @@ class ModelCondition(msgspec.Struct, frozen=True, kw_only=True):
     tasks: str
     dtype: str
     max_batch_size: int
+    fingerprint: str  # of everything that decides the answers; empty: unknown
 
 
 class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +132,7 @@ def model_metadata(context: Context, principal: Principal, served: Served) -> Mo
             tasks=",".join((*info.tasks, *(("chat",) if info.has_chat_template else ()))),
             dtype=info.dtype,
             max_batch_size=info.max_batch_size,
+            fingerprint=fingerprint_of(info, context.config.models.get(status.name)),
         ),
     )
 

@@ -11,6 +11,15 @@ MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """Of an answer that is held; the record of a longer one has its beginning."""
 
 
+class Head(Protocol):
+    """The head of a request."""
+
+    @property
+    def path(self) -> str: ...
+    def header(self, name: bytes, /) -> bytes | None:
+        """The first header of a lower-case name."""
+
+
 class Receiver(Protocol):
     """Gets the captures of calls that are over."""
 
@@ -21,12 +30,15 @@ class Receiver(Protocol):
 class Capture:
     """What one call received and sent."""
 
-    __slots__ = ("_receiver", "answer", "is_cut", "is_whole", "num_held", "request", "texts")
+    __slots__ = ("_receiver", "answer", "head", "is_cut", "is_whole", "num_held", "request", "texts", "unique")
 
-    def __init__(self, receiver: Receiver, texts: Texts | None) -> None:
-        """``texts``: those that may be kept; None: sizes and digests alone."""
+    def __init__(self, receiver: Receiver, texts: Texts | None, head: Head | None = None, unique: str = "") -> None:
+        """``texts``: those that may be kept; None: sizes and digests alone. ``head``: of a request over HTTP; None: the
+        call cannot be asked again. ``unique``: the call's random id."""
         self._receiver = receiver
         self.texts = texts
+        self.head = head
+        self.unique = unique
         self.request: bytes | None = None
         self.answer: list[bytes] = []
         self.num_held = 0

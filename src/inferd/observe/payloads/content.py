@@ -1,25 +1,36 @@
 """The record of a captured call: what of its body and of its answer is kept, redacted.
 
 Texts are kept where the route has some (``texts.py``): of calls for text, and of classes. Bodies of embeddings,
-predictions and everything else are recorded by their size and SHA-256.
+predictions and everything else are recorded by their size and SHA-256. Whole bodies are in ``whole.py``.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from inferd.events import HttpServed
 from inferd.observe.payloads.capture import Capture
+from inferd.observe.payloads.whole import Redact, keep_whole
 from inferd.types import JSON
 from inferd.worker.log_lines import encoded
 from inferd.worker.timestamp import timestamp
 
+SCHEMA: Final = 2
+"""Of a record. The first had no number, and no whole bodies."""
+
 _MAX_DEPTH: Final = 64
 _LONG_NUMBER: Final = 10**8
 
-Redact = Callable[[str], str]
+
+class AnsweredBy(NamedTuple):
+    """The version of a model that answered a call."""
+
+    version: str  # its name in the configuration
+    fingerprint: str  # of everything that decides its answers; empty: unknown
+
+
+UNKNOWN: Final = AnsweredBy("", "")
 
 
 class Writer:
@@ -70,23 +81,36 @@ class Writer:
 
 
 def record_of(
-    capture: Capture, event: HttpServed, at: float, redact: Redact, keep: frozenset[str], max_characters: int
+    capture: Capture,
+    event: HttpServed,
+    at: float,
+    redact: Redact,
+    keep: frozenset[str],
+    max_characters: int,
+    answered_by: AnsweredBy = UNKNOWN,
+    *,
+    redacts: bool = True,
 ) -> bytes:
-    """One line of JSON in ASCII."""
+    """One line of JSON in ASCII. ``redacts``: ``redact`` changes some texts."""
     answer = b"".join(capture.answer)
     usage = event.usage
+    timings = event.timings
     line: JSON = {
+        "schema": SCHEMA,
         "at": timestamp(at),
         "request_id": event.request_id[:256],
         "tenant": event.tenant,
         "key_id": event.key_id,
         "model": event.model,
+        "version": answered_by.version,
+        "fingerprint": answered_by.fingerprint,
         "route": event.route,
         "status": event.status,
         "outcome": event.outcome,
         "error_code": event.error_code,
         "stream": event.stream,
         "duration_s": round(event.duration_s, 6),
+        "first_s": None if timings is None or timings.first_token is None else round(timings.first_token, 6),
         "usage": None if usage is None else [usage.prompt_tokens, usage.completion_tokens],
         "request": _sized(capture.request or b"", False),
         "answer": _sized(answer, capture.is_cut),
@@ -98,6 +122,8 @@ def record_of(
         told = texts.of_answer(capture.answer, is_streamed=is_streamed) if answer and "answers" in keep else None
         _keep(line["request"], asked, Writer(redact, max_characters, texts.left_out))
         _keep(line["answer"], told, Writer(redact, max_characters, texts.left_out))
+    if "replay" in keep:
+        keep_whole(line, capture, event, redact if redacts else None)
     return encoded(line).encode("ascii")
 
 

@@ -1,8 +1,8 @@
 """Which calls are recorded, and the thread that writes their records.
 
-The event loop decides by tenant and ratio when a call begins, and puts it into a bounded queue when it is over. The
-thread makes the records, redacts and writes them, and deletes files whose time is over. What does not fit into the
-queue, or cannot be written, is dropped and counted.
+The event loop decides by tenant when a call begins, and by its session where it has one, and puts it into a bounded
+queue when it is over. The thread draws the other calls (``sample.py``), makes the records, redacts and writes them, and
+deletes files whose time is over. What does not fit into the queue, or cannot be written, is dropped and counted.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Final
 from inferd import clock
 from inferd.config import PayloadsConfig
 from inferd.events import HttpServed
-from inferd.observe.payloads.capture import Capture
-from inferd.observe.payloads.content import record_of
+from inferd.observe.payloads.capture import Capture, Head
+from inferd.observe.payloads.content import UNKNOWN, AnsweredBy, record_of
 from inferd.observe.payloads.redaction import Redactor
+from inferd.observe.payloads.sample import is_drawn, session_of, unit_of
 from inferd.observe.payloads.store import PayloadStore
 from inferd.observe.payloads.texts import Texts
 
@@ -28,6 +29,9 @@ MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 """Calls that wait for the thread, and the bytes that they hold."""
 
 PURGE_S: Final = 60.0
+
+AnsweredByOf = Callable[[str], AnsweredBy]
+"""The version that a model's name in the configuration stands for."""
 
 _log = logging.getLogger("inferd.payloads")
 
@@ -51,15 +55,17 @@ class PayloadLog:
         data_dir: Path,
         config: PayloadsConfig,
         on_drop: Callable[[], None],
+        answered_by: AnsweredByOf = lambda name: UNKNOWN,
         *,
         wall: Callable[[], float] = clock.wall,
     ) -> None:
         self._store = PayloadStore(data_dir)
         self._on_drop = on_drop
+        self._answered_by = answered_by
         self._wall = wall
         self._settings = _Settings(config)
         self.is_on = bool(config.tenants)
-        self._waiting: deque[tuple[Capture, HttpServed, float]] = deque()
+        self._waiting: deque[tuple[Capture, HttpServed, float, AnsweredBy]] = deque()
         self._num_bytes = 0  # that wait
         self._num_bytes_done = 0
         self._wake = threading.Event()
@@ -81,15 +87,18 @@ class PayloadLog:
 
     # -- in the event loop ------------------------------------------------------------------
 
-    def begin(self, tenant: str, unique: str, texts: Texts | None) -> Capture | None:
-        """A capture for a call that may be recorded. ``unique``: the random id of the call, which decides about the
-        sample. ``texts``: of its route."""
+    def begin(self, tenant: str, unique: str, texts: Texts | None, head: Head | None = None) -> Capture | None:
+        """A capture for a call that may be recorded. ``unique``: the random id of the call. ``texts``: of its route.
+        ``head``: of a request over HTTP."""
         settings = self._settings
         if tenant not in settings.tenants and "*" not in settings.tenants:
             return None
-        if int(unique[:8], 16) >= settings.config.ratio * 0x1_0000_0000:
-            return None
-        return Capture(self, texts)
+        ratio = settings.config.ratio
+        if ratio < 1:
+            session = session_of(head)
+            if session and not is_drawn(tenant, f"session {session}", ratio):
+                return None
+        return Capture(self, texts, head, unique)
 
     def offer(self, capture: Capture, event: HttpServed) -> None:
         if self._settings.models and event.model not in self._settings.models:
@@ -99,7 +108,8 @@ class PayloadLog:
             self._on_drop()
             return
         self._num_bytes += capture.num_bytes
-        self._waiting.append((capture, event, self._wall()))
+        answered_by = UNKNOWN if event.model is None else self._answered_by(event.model)
+        self._waiting.append((capture, event, self._wall(), answered_by))
         self._wake.set()
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -124,10 +134,18 @@ class PayloadLog:
                 return
             self._wake.wait(PURGE_S)
 
-    def _write(self, capture: Capture, event: HttpServed, at: float) -> None:
+    def _write(self, capture: Capture, event: HttpServed, at: float, answered_by: AnsweredBy) -> None:
         settings = self._settings
         try:
-            line = record_of(capture, event, at, settings.redact, settings.keep, settings.config.max_text)
+            ratio = settings.config.ratio
+            if ratio < 1:
+                unit = unit_of(capture.head, capture.request or b"", capture.unique)
+                if not is_drawn(event.tenant, unit, ratio):
+                    return
+            line = record_of(
+                *(capture, event, at, settings.redact, settings.keep, settings.config.max_text, answered_by),
+                redacts=not settings.redact.is_empty,
+            )
             self._store.append(event.tenant, line + b"\n", at, settings.config.max_bytes)
             self._has_failed = False
         except Exception as error:  # the loop of a thread: a defect, or a full disk, loses one record

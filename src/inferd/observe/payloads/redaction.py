@@ -61,6 +61,11 @@ class Redactor:
             if name in wanted
         ]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no text is ever changed."""
+        return not self._steps
+
     def __call__(self, text: str) -> str:
         for word, pattern, check, width in self._steps:
             text = _replaced(text, pattern, check, word, width)
