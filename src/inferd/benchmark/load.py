@@ -12,6 +12,7 @@ import socket
 import ssl
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +24,7 @@ from inferd.errors import Unauthenticated, Unavailable
 OnRecord = Callable[[Record], None]
 _MAX_HEADERS = 64 * 1024
 _MAX_LINE = 1 << 20
+_JSON_HEADERS: Mapping[str, str] = {"Content-Type": "application/json"}
 
 
 class _Delta(msgspec.Struct):
@@ -70,6 +72,15 @@ class ServerError(Exception):
         super().__init__(message)
         self.status = status
         self.body = body
+
+
+class Exchange(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    headers: dict[str, str]  # with lower-case names and values
+    body: bytes
+    first_at: float  # when the first part of the body arrived
 
 
 class Connection:
@@ -128,27 +139,57 @@ class Connection:
                 if not is_done or headers.get("connection") == "close" or _is_endless(headers):
                     self.close()
 
-    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, str]]:
+    async def exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Exchange:
+        """The whole answer to a request with these headers besides the connection's own. An answer of any status is
+        one. Raises OSError, asyncio.IncompleteReadError, TimeoutError, ServerError for what is no HTTP."""
+        async with asyncio.timeout(self._timeout_s):
+            is_reused = self._streams is not None
+            try:
+                status, answered = await self._ask(method, path, body, headers)
+            except (ConnectionError, asyncio.IncompleteReadError):
+                self.close()
+                if not is_reused:
+                    raise
+                status, answered = await self._ask(method, path, body, headers)
+            assert self._streams is not None
+            is_done = False
+            first_at: float | None = None
+            pieces: list[bytes] = []
+            try:
+                async for piece in _body(self._streams[0], answered):
+                    if first_at is None:
+                        first_at = clock.now()
+                    pieces.append(piece)
+                is_done = True
+            finally:
+                if not is_done or answered.get("connection") == "close" or _is_endless(answered):
+                    self.close()
+            return Exchange(status, answered, b"".join(pieces), clock.now() if first_at is None else first_at)
+
+    async def _ask(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str] = _JSON_HEADERS
+    ) -> tuple[int, dict[str, str]]:
         if self._streams is None:
             self._streams = await self._opened()
         reader, writer = self._streams
+        fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         writer.write(
             f"{method} {self._base}{path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n{self._fields}"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            f"{fields}Content-Length: {len(body)}\r\n\r\n".encode("latin-1")
             + body
         )
         await writer.drain()
         head = await reader.readuntil(b"\r\n\r\n")
         if len(head) > _MAX_HEADERS:
             raise ServerError("the response's headers are larger than 64 KiB")
-        first, *fields = head.decode("latin-1").split("\r\n")
+        first, *rest = head.decode("latin-1").split("\r\n")
         words = first.split(" ", 2)
         if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
             raise ServerError(f"{first[:60]!r} is no HTTP response")
-        headers = {
-            name.strip().lower(): value.strip().lower() for name, _, value in (f.partition(":") for f in fields if f)
+        answered = {
+            name.strip().lower(): value.strip().lower() for name, _, value in (f.partition(":") for f in rest if f)
         }
-        return int(words[1]), headers
+        return int(words[1]), answered
 
     async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._connect is not None:

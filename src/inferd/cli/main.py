@@ -31,6 +31,7 @@ COMMANDS = {
     "generate": "generate",
     "predict": "predict.command",
     "bench": "bench",
+    "replay": "replay.command",
     "quantize": "quantize",
     "perplexity": "perplexity",
     "config": "config",

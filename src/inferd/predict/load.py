@@ -137,7 +137,15 @@ def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Con
         version=config.version,
         num_threads=contract.num_threads,
         is_decoupled=contract.is_decoupled,
+        kernels=_kernels() if contract.platform == "inferd_encoder" else "",
     )
+
+
+def _kernels() -> str:
+    """The instruction set of the compiled kernels. The encoder has imported them."""
+    from inferd.native import compiled
+
+    return compiled.level()
 
 
 def num_threads(config: ModelConfig) -> int:

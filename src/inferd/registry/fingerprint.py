@@ -43,6 +43,14 @@ def fingerprint_of(info: ModelInfo | None, config: ModelConfig | None) -> str:
     return "fp_" + hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
+def is_batch_invariant(info: ModelInfo, config: ModelConfig) -> bool:
+    """Whether an answer never depends on the requests that are computed together with it, so that equal fingerprints
+    mean equal bits. False: it is not known for certain; the last digits of numbers may differ."""
+    if info.kind == "generate" or info.platform == "inferd_encoder":
+        return info.kernels not in ("", "none") and not config.device.startswith("cuda")
+    return config.batching.mode == "off" or info.max_batch_size <= 1
+
+
 @functools.cache
 def _libraries() -> tuple[str, ...]:
     return tuple(f"{name} {_version(name)}" for name in _LIBRARIES)

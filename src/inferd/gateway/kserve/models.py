@@ -16,7 +16,7 @@ from inferd.errors import Unavailable
 from inferd.gateway.context import Context
 from inferd.gateway.kserve.served import Served, is_ready, served_models, versions_among
 from inferd.gateway.upstream import ModelState, ModelStatus
-from inferd.registry.fingerprint import fingerprint_of
+from inferd.registry.fingerprint import fingerprint_of, is_batch_invariant
 from inferd.tenancy.principal import Principal
 from inferd.types import TensorSpec
 
@@ -82,6 +82,7 @@ class ModelCondition(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     max_batch_size: int
     fingerprint: str  # of everything that decides the answers; empty: unknown
+    batch_invariant: bool  # an answer never depends on the requests that are computed together with it
 
 
 class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +117,7 @@ def model_metadata(context: Context, principal: Principal, served: Served) -> Mo
     if info is None:
         raise _unknown_yet(served)
     inputs, outputs = tensors_of(served)
+    config = context.config.models.get(status.name)
     versions = versions_among(served_models(context, principal), served.name)
     return ModelMetadata(
         name=served.name,
@@ -132,7 +134,8 @@ def model_metadata(context: Context, principal: Principal, served: Served) -> Mo
             tasks=",".join((*info.tasks, *(("chat",) if info.has_chat_template else ()))),
             dtype=info.dtype,
             max_batch_size=info.max_batch_size,
-            fingerprint=fingerprint_of(info, context.config.models.get(status.name)),
+            fingerprint=fingerprint_of(info, config),
+            batch_invariant=config is not None and is_batch_invariant(info, config),
         ),
     )
 

@@ -1,0 +1,1 @@
+"""``inferd replay`` and ``inferd evaluate``: one file each, and what both share."""
