@@ -32,6 +32,7 @@ COMMANDS = {
     "predict": "predict.command",
     "bench": "bench",
     "replay": "replay.command",
+    "evaluate": "replay.evaluate",
     "quantize": "quantize",
     "perplexity": "perplexity",
     "config": "config",

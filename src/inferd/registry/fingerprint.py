@@ -28,7 +28,7 @@ _LIBRARIES: Final = ("torch", "onnxruntime", "scikit-learn", "xgboost", "lightgb
 
 
 def fingerprint_of(info: ModelInfo | None, config: ModelConfig | None) -> str:
-    """"fp_" and 24 hexadecimal digits; empty: the files' content is not known, as of a remote server or a model of the
+    """ "fp_" and 24 hexadecimal digits; empty: the files' content is not known, as of a remote server or a model of the
     hub that was not loaded yet."""
     if info is None or config is None or not info.artifact or config.remotes:
         return ""

@@ -99,7 +99,7 @@ def test_a_call_is_kept_with_all_that_asking_again_needs() -> None:
         (chat("hello", user="anna@example.com"), ANSWER),
         (chat("hello", tokens="anna@example.com"), ANSWER),
         (chat("hello", card=4111111111111111), ANSWER),
-        (b'not json, of anna@example.com \xff', ANSWER),
+        (b"not json, of anna@example.com \xff", ANSWER),
     ],
 )
 def test_what_redaction_would_change_is_not_kept_whole(body: bytes, answer: bytes) -> None:
