@@ -221,7 +221,11 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         from inferd.gateway.server import create_app
 
         console = Console(config, observer.live)
-        answered_by = AnsweringVersions(router.info, lambda name: site.config.models.get(name))
+
+        def config_of(name: str) -> ModelConfig | None:
+            return site.config.models.get(name)
+
+        answered_by = AnsweringVersions(router.info, config_of)
         payloads = PayloadLog(data_folder(config.state), config.payloads, observer.payload_dropped, answered_by)
         stack.callback(payloads.close)
         site = Site(config, router, control, observer, devices, console, payloads, rollouts, tls)

@@ -294,7 +294,7 @@ def _labels(document: Any, tensors: dict[str, Array]) -> tuple[str, ...]:
         named = [array for array in tensors.values() if array.dtype.kind in "OiubSU" and array.size <= _MAX_LABELS]
         if named:
             return tuple([_word(one) for array in named for one in array.ravel().tolist()])
-        rows = [array for array in tensors.values() if array.ndim >= 2 and 2 <= array.shape[-1]]
+        rows = [array for array in tensors.values() if array.ndim >= 2 and array.shape[-1] >= 2]
         return tuple([str(place) for array in rows[:1] for place in array.argmax(-1).ravel().tolist()])
     if isinstance(document, dict) and isinstance(document.get("results"), list):
         return tuple([str(one.get("index")) for one in document["results"][:1] if isinstance(one, dict)])

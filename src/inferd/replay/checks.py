@@ -1,4 +1,4 @@
-"""Whether an answer is what a golden set expects. Pure."""
+"""Whether an answer is what a line of a golden set expects. Pure."""
 
 from __future__ import annotations
 
@@ -8,56 +8,55 @@ from typing import Final
 
 import numpy as np
 
-from inferd.replay.answers import Answer
+from inferd.compare.answers import Answer as Parts
+from inferd.compare.golden import unmet
+from inferd.compare.reading import answer_of_body
+from inferd.compare.tensors import UnreadableAnswer
+from inferd.replay.answers import Answer, read_answer
 from inferd.replay.edit_distance import edit_distance
-from inferd.replay.golden import Expected, Numeric
+from inferd.replay.golden import Case, Numeric
 from inferd.structured.check import Validator
 
 _NUMBER: Final = re.compile(r"[-+]?(?:\d+(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 _SHOWN: Final = 120
 
 
-def failures(expected: Expected, answer: Answer) -> list[str]:
+def failures(case: Case, status: int, body: bytes) -> list[str]:
     """Why an answer is not what was expected, one sentence for each check; empty: it is."""
+    answer = read_answer(case.item.path, status, body, is_stream=False)
     if answer.error:
-        return [answer.error]
-    return list(_failures(expected, answer))
+        return [f"failed: {answer.error}"]
+    try:
+        parts = answer_of_body(body)
+    except UnreadableAnswer as error:
+        return [f"failed: {error}"]
+    return list(_failures(case, answer, parts))
 
 
-def _failures(expected: Expected, answer: Answer) -> Iterator[str]:
-    text = answer.text
-    if expected.equals is not None and text != expected.equals:
-        yield f"equals: {_short(text)} is not {_short(expected.equals)}"
-    if expected.contains is not None:
-        wanted = [expected.contains] if isinstance(expected.contains, str) else expected.contains
-        missing = [one for one in wanted if one not in text]
-        if missing:
-            yield f"contains: {_short(text)} does not have {', '.join(map(_short, missing))}"
-    if expected.regex is not None and re.search(expected.regex, text) is None:
-        yield f"regex: nothing in {_short(text)} matches {_short(expected.regex)}"
-    if expected.json_schema is not None:
-        problem = Validator(expected.json_schema).errors(text)
+def _failures(case: Case, answer: Answer, parts: Parts) -> Iterator[str]:
+    item, text = case.item, answer.text
+    if item.contains is not None or item.equals is not None or item.label is not None:
+        found = unmet(item, parts)
+        if found is not None:
+            yield f"expected: {found}"
+    if case.regex is not None and re.search(case.regex, text) is None:
+        yield f"regex: nothing in {_short(text)} matches {_short(case.regex)}"
+    if case.json_schema is not None:
+        problem = Validator(case.json_schema).errors(text)
         if problem is not None:
             yield f"json_schema: {problem}"
-    if expected.label is not None:
-        found = answer.labels[0] if answer.labels else text.strip()
-        if found != str(expected.label):
-            yield f"label: {_short(found)} is not {_short(str(expected.label))}"
-    if expected.numeric is not None:
-        yield from _numeric(expected.numeric, answer)
-    if expected.max_distance is not None:
-        distance = edit_distance(text, expected.max_distance.text)
-        if distance is None or distance > expected.max_distance.distance:
-            yield f"max_distance: {_short(text)} is {distance} characters away, {expected.max_distance.distance} are allowed"
+    if case.numeric is not None:
+        yield from _numeric(case.numeric, numbers_of(answer))
+    if case.max_distance is not None:
+        near = case.max_distance
+        distance = edit_distance(text, near.text)
+        if distance is None or distance > near.distance:
+            yield f"max_distance: {_short(text)} is {distance} characters away, {near.distance} are allowed"
 
 
-def _numeric(expected: Numeric, answer: Answer) -> Iterator[str]:
+def _numeric(expected: Numeric, found: Sequence[float]) -> Iterator[str]:
     wanted = expected.value if isinstance(expected.value, list) else [expected.value]
-    found = numbers_of(answer)
-    if len(found) < len(wanted):
-        yield f"numeric: {len(found)} numbers were answered, {len(wanted)} are expected"
-        return
-    if isinstance(expected.value, list) and len(found) > len(wanted):
+    if len(found) < len(wanted) or (isinstance(expected.value, list) and len(found) > len(wanted)):
         yield f"numeric: {len(found)} numbers were answered, {len(wanted)} are expected"
         return
     for index, (one, other) in enumerate(zip(found, wanted, strict=False)):

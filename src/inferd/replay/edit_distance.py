@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from inferd.compare.answers import first_difference
+
 MAX_CHARACTERS: Final = 65_536
 """Of each text; the distance of longer ones is not computed, as its time is the product of their lengths."""
 
@@ -41,8 +43,8 @@ def edit_distance(one: str, other: str) -> int | None:
 
 def common_ends(one: str, other: str) -> tuple[int, int]:
     """How many characters both texts begin with alike, and how many of the rest they end with alike."""
-    shorter = min(len(one), len(other))
-    start = next((index for index in range(shorter) if one[index] != other[index]), shorter)
-    rest = shorter - start
-    stop = next((index for index in range(rest) if one[-1 - index] != other[-1 - index]), rest)
-    return start, stop
+    start = first_difference(one, other)
+    if start is None:
+        return len(one), 0
+    stop = first_difference(one[start:][::-1], other[start:][::-1])
+    return start, 0 if stop is None else stop

@@ -15,9 +15,8 @@ from urllib.parse import quote
 import msgspec
 
 from inferd import clock
-from inferd.replay.answers import read_answer
 from inferd.replay.checks import failures
-from inferd.replay.golden import Case, body_of
+from inferd.replay.golden import Case, question
 from inferd.replay.report import Quantiles, Share, quantiles_of, share
 from inferd.replay.server import AskedServer, ServerGone
 from inferd.replay.statistics import worse
@@ -33,7 +32,7 @@ _HEADERS: Final = {
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
     """A case that did not pass."""
 
-    id: str
+    name: str
     line: int
     reasons: list[str]
 
@@ -58,7 +57,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     neither: int
     p: float  # of as many more losses than gains, if both were equally good
     is_worse: bool  # p is less than 5 %
-    lost: list[str]  # ids of cases that only the other one passes
+    lost: list[str]  # names of cases that only the other one passes
 
 
 class PerplexityScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,13 +149,12 @@ async def evaluate(
 
 
 async def _ask(server: AskedServer, case: Case, model: str | None) -> Result:
-    path, body = body_of(case, model)
+    path, body = question(case, model)
     try:
         reply = await server.ask("POST", quote(path, safe="/@"), msgspec.json.encode(body), _HEADERS)
     except TimeoutError:
         return Result(case=case, reasons=["no complete answer within --timeout"], seconds=0.0)
-    answer = read_answer(case.path, reply.status, reply.body, is_stream=False)
-    return Result(case=case, reasons=failures(case.expected, answer), seconds=reply.total_s)
+    return Result(case=case, reasons=failures(case, reply.status, reply.body), seconds=reply.total_s)
 
 
 def score_of(results: Results, model: str | None) -> Score:
@@ -168,22 +166,22 @@ def score_of(results: Results, model: str | None) -> Score:
         fingerprint=results.fingerprint,
         passed=share(len(results.found) - len(failed), len(results.found)),
         seconds=quantiles_of([one.seconds for one in results.found if one.seconds]),
-        failed=[Failed(id=one.case.id, line=one.case.line, reasons=one.reasons) for one in failed],
+        failed=[Failed(name=one.case.item.name, line=one.case.line, reasons=one.reasons) for one in failed],
         by_check=dict(checks.most_common()),
     )
 
 
 def compare(new: Results, other: Results) -> Comparison:
     """The cases that both models were asked, paired."""
-    passed = {one.case.id: not one.reasons for one in other.found}
+    passed = {one.case.item.name: not one.reasons for one in other.found}
     counts: Counter[tuple[bool, bool]] = Counter()
     lost = []
     for one in new.found:
-        if one.case.id in passed:
-            pair = (not one.reasons, passed[one.case.id])
+        if one.case.item.name in passed:
+            pair = (not one.reasons, passed[one.case.item.name])
             counts[pair] += 1
             if pair == (False, True):
-                lost.append(one.case.id)
+                lost.append(one.case.item.name)
     p = worse(counts[False, True], counts[True, False])
     return Comparison(
         only_new=counts[True, False],

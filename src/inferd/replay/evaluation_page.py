@@ -28,10 +28,10 @@ def evaluation_page(report: EvaluationReport) -> str:
         ]
         cards.append(_card("Perplexity", table(("model", "perplexity", "error of the mean, nats", "tokens"), shown)))
     if report.score.failed:
-        failed = [(one.id, one.line, "; ".join(one.reasons)) for one in report.score.failed[:_MAX_FAILED]]
+        failed = [(one.name, one.line, "; ".join(one.reasons)) for one in report.score.failed[:_MAX_FAILED]]
         more = len(report.score.failed) - len(failed)
         rest = f"<p>{more:,} more are not shown.</p>" if more else ""
-        cards.append(_card("Cases that failed", table(("id", "line", "why"), failed) + rest))
+        cards.append(_card("Cases that failed", table(("name", "line", "why"), failed) + rest))
     return document("Evaluation", f"{report.golden} · asked {report.against} · {report.made_at}", "".join(cards))
 
 

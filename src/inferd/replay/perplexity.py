@@ -55,11 +55,11 @@ async def perplexity(server: AskedServer, model: str | None, file: Path, context
         num_windows += 1
     mean = math.fsum(losses) / len(losses)
     spread = math.fsum([(one - mean) ** 2 for one in losses])
-    error = math.sqrt(spread / (len(losses) - 1) / len(losses)) if len(losses) > 1 else math.inf
+    spread_of_mean = math.sqrt(spread / (len(losses) - 1) / len(losses)) if len(losses) > 1 else math.inf
     return PerplexityScore(
         file=str(file),
         value=math.exp(mean) if mean < 700 else math.inf,
-        standard_error=error,
+        standard_error=spread_of_mean,
         num_scored=len(losses),
         num_windows=num_windows,
         context=context,

@@ -157,15 +157,15 @@ def _print(report: ReplayReport) -> None:
     if report.texts.number and report.texts.distance is not None:
         found = report.texts.distance
         lines.append(
-            f"texts: {report.texts.number:,} differ, by {number(found.p50)} characters in the middle, {number(found.most)} "
-            "at most"
+            f"texts: {report.texts.number:,} differ, by {number(found.p50)} characters in the middle, "
+            f"{number(found.most)} at most"
         )
     for tensor in report.tensors:
         ulps = "" if tensor.ulps is None else f", {number(tensor.ulps.most)} ULP"
         problems = "; ".join(tensor.problems)
         lines.append(
             f"{tensor.name}: {tensor.number_different:,} of {tensor.number_values:,} values differ, at most "
-            f"{number(tensor.max_abs)} absolute, {number(tensor.max_rel)} relative{ulps}{'; ' * bool(problems)}{problems}"
+            f"{number(tensor.max_abs)} absolute, {number(tensor.max_rel)} relative{ulps}{problems and '; '}{problems}"
         )
     if report.labels is not None:
         lines.append(

@@ -79,7 +79,7 @@ def command(
 ) -> int:
     """Ask a model what the golden set GOLDEN has, and count the answers that are as expected.
 
-    GOLDEN is a file of JSON lines with id, request and expected (docs/replay.md).
+    GOLDEN is a file of JSON lines with a request and what its answer must be (docs/replay.md).
 
     \b
     Examples:
@@ -161,7 +161,7 @@ def _print(report: EvaluationReport) -> None:
 
     out = console()
     for one in report.score.failed[:_MAX_PRINTED]:
-        out.print(neutral(f"{one.id} (line {one.line}): {'; '.join(one.reasons)}"), markup=False)
+        out.print(neutral(f"{one.name} (line {one.line}): {'; '.join(one.reasons)}"), markup=False)
     more = len(report.score.failed) - _MAX_PRINTED
     if more > 0:
         out.print(f"and {more:,} more cases failed")

@@ -91,10 +91,8 @@ def _checked(capture: Capture, event: HttpServed, redact: Redact | None) -> tupl
 
 def _depends_on_state(document: JSON) -> bool:
     parameters = document.get("parameters")
-    return (
-        any(document.get(name) for name in ("previous_response_id", "conversation", "background"))
-        or isinstance(parameters, dict)
-        and bool(parameters.get("sequence_id"))
+    return any(document.get(name) for name in ("previous_response_id", "conversation", "background")) or (
+        isinstance(parameters, dict) and bool(parameters.get("sequence_id"))
     )
 
 
@@ -140,7 +138,7 @@ def _are_small(values: list[Any]) -> bool:
     """Whether all values are numbers too small to be a card's or a phone's. Large tensors are checked without a loop
     in Python."""
     try:
-        return bool(values) and -_LONG_NUMBER < min(values) and max(values) < _LONG_NUMBER
+        return bool(values) and min(values) > -_LONG_NUMBER and max(values) < _LONG_NUMBER
     except TypeError:
         return False
 
