@@ -18,6 +18,7 @@ import gzip
 import http.server
 import io
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from pathlib import Path
 from bench.gateway.__main__ import GATEWAY_CORE, TRAFFIC_CORE, UPSTREAM_PORT, build, free, running, wait_ready
 from bench.kinds import KINDS, load, own_cpu_s
 from inferd import __version__
+from inferd.config import PayloadsConfig
 from inferd.events import HttpServed, RequestEnded
 from inferd.gateway.call import Call, served_event
 from inferd.gateway.generation.requests import forwarded_headers
@@ -36,6 +38,10 @@ from inferd.gateway.operations import CHAT
 from inferd.http.head import RequestHead
 from inferd.observe import Observer
 from inferd.observe.logs import http_line
+from inferd.observe.payloads.capture import Capture
+from inferd.observe.payloads.content import record_of
+from inferd.observe.payloads.log import PayloadLog, _Settings
+from inferd.observe.payloads.redaction import Redactor
 from inferd.observe.traces.context import Sampler
 from inferd.observe.traces.conventions import SCHEMA_URL
 from inferd.observe.traces.otlp import encode_request
@@ -135,6 +141,31 @@ def parts() -> dict[str, Callable[[], None]]:
     resource = {"service.name": "inferd", "service.version": __version__}
     body = encode_request(resource, ("inferd", __version__), SCHEMA_URL, spans)
 
+    recording = PayloadLog(Path(os.devnull), PayloadsConfig(), lambda: None)  # without tenants no thread runs
+    recording._settings = _Settings(PayloadsConfig(tenants=("*",), keep=("replay",)))
+    question = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * 390}]}).encode()
+    answer = json.dumps({"choices": [{"index": 0, "message": {"content": "word " * 160}}]}).encode()
+    captures: list[Capture] = []
+
+    def capture() -> None:
+        for number, one in enumerate(ends):
+            taken = recording.begin("team-a", one.request_id, None, call.head)
+            assert taken is not None
+            taken.request = question
+            taken.take(answer)
+            taken.finish(one)
+            if number % 512 == 511:  # in place of the thread
+                captures[:] = [waiting[0] for waiting in recording._waiting]
+                recording._waiting.clear()
+                recording._num_bytes_done = recording._num_bytes
+
+    capture()
+    redact, keep = Redactor(("api_key", "email", "card", "phone")), frozenset(("replay",))
+
+    def write() -> None:
+        for one, taken in zip(ends, captures * (PER_ROUND // len(captures)), strict=True):
+            record_of(taken, one, 1_795_457_591.76, redact, keep, 32_768)
+
     def make_spans() -> None:
         for one in sampled:
             spans_of(one, 0.0)
@@ -151,6 +182,8 @@ def parts() -> dict[str, Callable[[], None]]:
         "record, numbers, line of the log": lambda: emit_to(logging),
         "of them: the record": record,
         "of them: the line": line,
+        "recording a call for replay, in the event loop": capture,
+        "its record, in a thread (3 KB, redacted)": write,
         "sampling decision": sampling,
         "headers for another server": lambda: headers_with(None),
         "the same with the trace context": lambda: headers_with(sampler),

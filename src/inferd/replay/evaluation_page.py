@@ -31,7 +31,7 @@ def evaluation_page(report: EvaluationReport) -> str:
         failed = [(one.name, one.line, "; ".join(one.reasons)) for one in report.score.failed[:_MAX_FAILED]]
         more = len(report.score.failed) - len(failed)
         rest = f"<p>{more:,} more are not shown.</p>" if more else ""
-        cards.append(_card("Cases that failed", table(("name", "line", "why"), failed) + rest))
+        cards.append(_card("Cases that failed", table(("name", "line", "why"), failed, ends_in_words=True) + rest))
     return document("Evaluation", f"{report.golden} · asked {report.against} · {report.made_at}", "".join(cards))
 
 

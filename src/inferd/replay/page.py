@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from inferd.replay.records import REASONS
 from inferd.replay.report import Example, Labels, Paired, Quantiles, ReplayReport
 from inferd.replay.verdict import verdict_of
 
@@ -19,14 +20,15 @@ STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);margin:0 auto;padding:32px;max-width:1080px}
 h1{font-size:24px;margin:0}h2{font-size:15px;margin:0 0 8px}p{color:var(--soft);margin:4px 0 8px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px;margin:0 0 16px;overflow-x:auto}
-.verdict{font-size:17px;border-left:6px solid var(--mid);color:var(--ink)}.verdict.good{border-color:var(--good)}
-.verdict.bad{border-color:var(--bad)}
+.card.verdict{font-size:17px;border-left:6px solid var(--mid);color:var(--ink);font-weight:400}
+.card.verdict.good{border-left-color:var(--good)}.card.verdict.bad{border-left-color:var(--bad)}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:16px;margin:0 0 16px}
 .grid .card{margin:0}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:6px 8px;border-bottom:1px solid var(--line);vertical-align:top}
-th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left;overflow-wrap:anywhere}
-tr:last-child td{border:0}.bad{color:var(--bad);font-weight:600}.good{color:var(--good)}
+th{color:var(--soft);font-weight:500}
+th:first-child,td:first-child,.words td:last-child,.words th:last-child{text-align:left;overflow-wrap:anywhere}
+tr:last-child td,tbody tr:last-child th{border:0}.bad{color:var(--bad);font-weight:600}.good{color:var(--good)}
 svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font-size:11px}
 code,pre{font:13px/1.45 ui-monospace,monospace;overflow-wrap:anywhere;white-space:pre-wrap;margin:0}
 mark{background:color-mix(in srgb,var(--mid) 30%,transparent);color:inherit;border-radius:2px}
@@ -49,7 +51,7 @@ def page(report: ReplayReport) -> str:
         _card("Numbers that differ", _tensors(report)) if report.tensors else "",
         _card("Texts that differ", _texts(report)) if report.texts.number else "",
         _card("Errors", _counted(report.errors)) if report.errors else "",
-        _card("Records that were not asked again", _counted(report.skipped)) if report.skipped else "",
+        _card("Records that were not asked again", _skipped(report.skipped)) if report.skipped else "",
         _examples(report.examples, report.num_examples_left_out),
         _card("Versions", _versions(report)),
     ]
@@ -74,11 +76,12 @@ def _card(title: str, content: str) -> str:
     return f'<section class="card"><h2>{_e(title)}</h2>{content}</section>'
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of texts and numbers."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, ends_in_words: bool = False) -> str:
+    """A table whose first column is words, and the others numbers; ``ends_in_words``: but for the last."""
     head = "".join(f'<th scope="col">{_e(one)}</th>' for one in heads)
     body = "".join(f"<tr>{''.join(f'<td>{_e(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    words = ' class="words"' if ends_in_words else ""
+    return f"<table{words}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def number(value: float) -> str:
@@ -138,16 +141,17 @@ def _labels(labels: Labels) -> str:
             row.append(f"<td{shade}>{count or ''}</td>")
         cells.append(f"<tr>{''.join(row)}</tr>")
     head = "".join(f'<th scope="col">{_e(name)}</th>' for name in names)
-    return f'{said}<table><tr><th scope="col">before \\ after</th>{head}</tr>{"".join(cells)}</table>'
+    head = f'<thead><tr><th scope="col">before \\ after</th>{head}</tr></thead>'
+    return f"{said}<table>{head}<tbody>{''.join(cells)}</tbody></table>"
 
 
 def _pairs(report: ReplayReport) -> str:
     rows = []
-    found: tuple[tuple[str, Paired | None, float, str], ...] = (
-        ("duration, ms", report.latency, 1000, ""),
-        ("tokens of an answer", report.answer_tokens, 1, ""),
+    found: tuple[tuple[str, Paired | None, float], ...] = (
+        ("duration, ms", report.latency, 1000),
+        ("tokens of an answer", report.answer_tokens, 1),
     )
-    for name, paired, scale, _ in found:
+    for name, paired, scale in found:
         if paired is not None:
             for word, one in (("recorded", paired.before), ("new", paired.after)):
                 rows.append((f"{name}, {word}", *_quantiles(one, scale)))
@@ -174,8 +178,7 @@ def _tensors(report: ReplayReport) -> str:
         (
             one.name,
             f"{one.number_different:,} of {one.number_values:,}",
-            number(one.max_abs),
-            number(one.max_rel),
+            *(("-", "-") if one.ulps is None and not one.max_abs else (number(one.max_abs), number(one.max_rel))),
             *_quantiles(one.ulps),
             "; ".join(f"{problem} ({count})" for problem, count in one.problems.items()),
         )
@@ -196,6 +199,10 @@ def _texts(report: ReplayReport) -> str:
 
 def _counted(counts: dict[str, int]) -> str:
     return table(("", "number"), counts.items())
+
+
+def _skipped(counts: dict[str, int]) -> str:
+    return table(("why", "number"), [(REASONS.get(reason, reason), count) for reason, count in counts.items()])
 
 
 def _versions(report: ReplayReport) -> str:

@@ -214,7 +214,7 @@ def question(record: Recorded, model: str | None) -> tuple[str, bytes]:
 
 def is_random(record: Recorded) -> bool:
     """Whether the answer is drawn without a seed, so that it cannot be expected again."""
-    if record.route.startswith("/v2/models/") and "generate" not in record.route:
+    if record.status != 200 or (record.route.startswith("/v2/models/") and "generate" not in record.route):
         return False
     if not any(word in record.route for word in _GENERATES):
         return False

@@ -27,8 +27,9 @@ def verdict_of(report: ReplayReport) -> tuple[str, Mood]:
             f"The version is the same. {report.batched:,} answers differ, which may depend on the batch in which they were "
             "computed; 'batching: {mode: off}' makes them equal to the bit."
         )
-    elif report.same_version and report.same_version == report.asked:
-        parts.append("The fingerprints are equal, and so is every answer that is not drawn at random.")
+    elif report.same_version:
+        some = "" if report.same_version == report.asked else f" of {report.same_version:,} pairs"
+        parts.append(f"The fingerprints{some} are equal, and so is every such answer that is not drawn at random.")
     if compared.number:
         parts.append(
             f"{compared.count:,} of {compared.number:,} answers are equal to the bit "

@@ -162,10 +162,11 @@ def _print(report: ReplayReport) -> None:
         )
     for tensor in report.tensors:
         ulps = "" if tensor.ulps is None else f", {number(tensor.ulps.most)} ULP"
+        sizes = f", at most {number(tensor.max_abs)} absolute, {number(tensor.max_rel)} relative{ulps}"
         problems = "; ".join(tensor.problems)
         lines.append(
-            f"{tensor.name}: {tensor.number_different:,} of {tensor.number_values:,} values differ, at most "
-            f"{number(tensor.max_abs)} absolute, {number(tensor.max_rel)} relative{ulps}{problems and '; '}{problems}"
+            f"{tensor.name}: {tensor.number_different:,} of {tensor.number_values:,} values differ"
+            f"{sizes if tensor.max_abs else ''}{problems and '; '}{problems}"
         )
     if report.labels is not None:
         lines.append(
