@@ -22,6 +22,7 @@ from inferd.replay.server import AskedServer, ServerGone
 from inferd.replay.statistics import worse
 
 ALPHA: Final = 0.05
+MAX_NAMES: Final = 200
 _HEADERS: Final = {
     "content-type": "application/json",
     "X-Inferd-Priority": "batch",
@@ -168,6 +169,22 @@ def score_of(results: Results, model: str | None) -> Score:
         seconds=quantiles_of([one.seconds for one in results.found if one.seconds]),
         failed=[Failed(name=one.case.item.name, line=one.case.line, reasons=one.reasons) for one in failed],
         by_check=dict(checks.most_common()),
+    )
+
+
+def figures_of(report: EvaluationReport) -> EvaluationReport:
+    """The report with the names of at most ``MAX_NAMES`` cases that failed, and without answers."""
+
+    def short(score: Score) -> Score:
+        failed = [msgspec.structs.replace(one, reasons=[]) for one in score.failed[:MAX_NAMES]]
+        return msgspec.structs.replace(score, failed=failed)
+
+    found = report.comparison
+    return msgspec.structs.replace(
+        report,
+        score=short(report.score),
+        other=None if report.other is None else short(report.other),
+        comparison=None if found is None else msgspec.structs.replace(found, lost=found.lost[:MAX_NAMES]),
     )
 
 

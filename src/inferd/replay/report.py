@@ -208,6 +208,11 @@ def report_of(
     )
 
 
+def figures_of(report: ReplayReport) -> ReplayReport:
+    """The report without examples and points, so without texts of clients."""
+    return msgspec.structs.replace(report, examples=[], points=[], distances=[])
+
+
 def share(count: int, number: int) -> Share:
     """A part with its interval."""
     low, high = wilson(count, number)

@@ -84,7 +84,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     (folder / "digits" / "1" / "model.onnx").write_bytes((models.path("demo-digits") / "model.onnx").read_bytes())
     worse_digits(folder / "digits" / "2" / "model.onnx")
     write_encoder(folder / "vectors", "BertModel")
-    served = {
+    served: dict[str, dict[str, Any]] = {
         "chat": {"source": "demo"},
         "digits": {"source": str(folder / "digits"), "versions": {"policy": "all"}, "batching": {"mode": "off"}},
         "intents": {"source": "demo-intents"},
@@ -175,6 +175,23 @@ def test_the_perplexity_at_a_server_is_that_of_the_model_in_process(recorded: Re
     assert mine["value"] == pytest.approx(its["perplexity"], rel=1e-6)
     assert (mine["num_scored"], mine["num_windows"]) == (its["num_scored"], its["num_windows"])
     shown("evaluate", str(golden), *words, "--max-perplexity", "1.5", code=1)
+
+
+def test_reports_become_evidence_of_a_version(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    golden = recorded.folder / "one_digit.jsonl"
+    golden.write_text(json.dumps({"request": {"inputs": [tensor(0)]}, "label": "0"}))
+    shown("registry", "register", "digits", str(recorded.folder / "digits" / "2"))
+    words = ("--from", str(recorded.records), "--against", "digits@2", "--only", "digits@1", "--attach", "digits@1")
+    shown("replay", *words, "--max-different", "0.5", code=1)
+    shown("evaluate", str(golden), "--against", "digits@2", "--attach", "digits@1")
+    version = json.loads(shown("registry", "show", "digits@1", "--json"))
+    assert {(one["kind"], one["passed"]) for one in version["record"]["evidence"]} >= {
+        ("replay", False),
+        ("golden", True),
+    }
+    capsys.readouterr()
+    assert main(["replay", *words[:-1], "digits@77"]) == 1
+    assert "digits has no version, alias or stage '77'" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_is_named(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:

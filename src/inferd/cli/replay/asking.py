@@ -5,15 +5,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import click
 import msgspec
 
+from inferd import clock
 from inferd.benchmark.load import Connection
 from inferd.cli.endpoint import DEFAULT_URL, Endpoint, find_endpoint
+from inferd.cli.keys import opened_database
+from inferd.cli.registry.opened import actor, changing, split
 from inferd.errors import InvalidRequest
+from inferd.lifecycle import registry
+from inferd.lifecycle.registry import Attachable
 from inferd.replay.server import AskedServer
+
+MAX_SUMMARY: Final = 300
 
 Decorated = TypeVar("Decorated", bound=Callable[..., object])
 
@@ -48,6 +55,17 @@ def asking_options(function: Decorated) -> Decorated:
             help="How long a server that is away is waited for.",
         ),
         click.option(
+            "--attach",
+            metavar="NAME@VERSION",
+            help="Attach the figures to this version in the registry of this machine, as evidence.",
+        ),
+        click.option(
+            "--config",
+            "file",
+            type=click.Path(path_type=Path),
+            help="The server's config file, where it names the registry's database; for --attach.",
+        ),
+        click.option(
             "--json", "as_json", type=click.Path(path_type=Path), default=None, help="Write the report as JSON."
         ),
         click.option(
@@ -67,6 +85,28 @@ def asked_server(against: str, api_key: str | None, timeout_s: float, patience_s
         endpoint = Endpoint(f"the server at {DEFAULT_URL}", DEFAULT_URL, api_key)
     connect: Callable[[float], Connection] = functools.partial(Endpoint.connection, endpoint)
     return AskedServer(endpoint.name, connect, timeout_s=timeout_s, patience_s=patience_s), "" if is_url else against
+
+
+def attach_report(
+    file: Path | None, version: str, kind: Attachable, report: msgspec.Struct, *, passed: bool, summary: str
+) -> None:
+    """Attach a report to a version of the registry. Raises ModelNotFound, InvalidRequest."""
+    with changing(file, "attach", version) as (database, _, found):
+        registry.attach_evidence(
+            *(database, found.name, found.version, kind, msgspec.to_builtins(report)),
+            passed=passed,
+            actor=actor(),
+            now=clock.wall(),
+            summary=summary[:MAX_SUMMARY],
+        )
+    click.echo(f"Attached to {version} as evidence ({kind}): {'passed' if passed else 'failed'}.", err=True)
+
+
+def check_attachable(file: Path | None, version: str | None) -> None:
+    """Raises ModelNotFound where the registry does not have the version, before anything is asked."""
+    if version is not None:
+        with opened_database(file) as (database, _):
+            registry.find(database, *split(version))
 
 
 def check_writable(*files: Path | None) -> None:

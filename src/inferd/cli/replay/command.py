@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from inferd import __version__, clock
-from inferd.cli.replay.asking import asked_server, asking_options, check_writable, write_report
+from inferd.cli.replay.asking import (
+    asked_server,
+    asking_options,
+    attach_report,
+    check_attachable,
+    check_writable,
+    write_report,
+)
 from inferd.cli.terminal import console, loading
 from inferd.errors import InvalidRequest
 from inferd.worker.log_lines import neutral
@@ -59,6 +66,8 @@ def command(
     rate: float | None,
     timeout: float,
     patience: float,
+    attach: str | None,
+    file: Path | None,
     as_json: Path | None,
     as_html: Path | None,
 ) -> int:
@@ -72,6 +81,7 @@ def command(
       inferd payloads export --tenant team-a > asked.jsonl
       inferd replay --from asked.jsonl --against chat@2 --html report.html
       inferd replay --from asked.jsonl --against https://staging:8000 --rate 5
+      inferd replay --from asked.jsonl --against chat@2 --attach chat@2
 
     Exit code 1: an answer that should be equal is not, a request failed that was answered before, the replay did not
     finish, or more answers differ than --max-different.
@@ -79,23 +89,24 @@ def command(
     from inferd.replay.page import page
     from inferd.replay.records import read
     from inferd.replay.replay import Outcome, Pair, Target, replay
-    from inferd.replay.report import report_of
+    from inferd.replay.report import figures_of, report_of
     from inferd.replay.verdict import verdict_of
 
     check_writable(as_json, as_html)
-    file = None if str(records) == "-" else records
+    check_attachable(file, attach)
+    source = None if str(records) == "-" else records
     skipped: dict[str, int] = {}
     server, named = asked_server(against, api_key, timeout, patience)
     target = Target(model=model or named or None, concurrency=concurrency, rate=rate)
 
     def chosen() -> Iterator[Recorded]:
-        for record in read(file, skipped):
+        for record in read(source, skipped):
             if only is not None and record.model != only:
                 skipped["other_model"] = skipped.get("other_model", 0) + 1
             else:
                 yield record
 
-    total = _total(file, limit)
+    total = _total(source, limit)
     with loading("Asking again", counts=True) as show:
         done = itertools.count(1)
 
@@ -112,7 +123,7 @@ def command(
     report = report_of(
         outcome,
         made_at=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(clock.wall())),
-        source="stdin" if file is None else str(file),
+        source="stdin" if source is None else str(source),
         against=server.name if target.model is None else f"{target.model} of {server.name}",
         version=__version__,
         skipped=skipped,
@@ -122,7 +133,11 @@ def command(
     too_many = max_different is not None and report.different > max_different * max(1, report.equal.number)
     if too_many:
         click.echo(f"More than {max_different:.2%} of the answers differ.", err=True)
-    return 1 if too_many or verdict_of(report)[1] == "bad" else 0
+    sentence, mood = verdict_of(report)
+    passed = not too_many and mood != "bad"
+    if attach is not None:
+        attach_report(file, attach, "replay", figures_of(report), passed=passed, summary=sentence)
+    return 0 if passed else 1
 
 
 def _total(file: Path | None, limit: int | None) -> int:

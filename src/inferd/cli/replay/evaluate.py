@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from inferd import __version__, clock
-from inferd.cli.replay.asking import asked_server, asking_options, check_writable, write_report
+from inferd.cli.replay.asking import (
+    asked_server,
+    asking_options,
+    attach_report,
+    check_attachable,
+    check_writable,
+    write_report,
+)
 from inferd.cli.terminal import console, loading
 from inferd.errors import Unavailable
 from inferd.worker.log_lines import neutral
@@ -74,6 +81,8 @@ def command(
     rate: float | None,
     timeout: float,
     patience: float,
+    attach: str | None,
+    file: Path | None,
     as_json: Path | None,
     as_html: Path | None,
 ) -> int:
@@ -85,13 +94,13 @@ def command(
     Examples:
       inferd evaluate golden.jsonl --against digits@2 --min-pass 0.98
       inferd evaluate golden.jsonl --against digits@2 --not-worse-than digits@1
-      inferd evaluate golden.jsonl --against http://staging:8000 --model chat --html report.html
+      inferd evaluate golden.jsonl --against chat --html report.html
 
     Exit code 1: fewer cases pass than --min-pass, the model is worse than the other one at 5 % (McNemar's exact test),
     perplexity is larger than --max-perplexity, or the evaluation did not finish.
     """
-    from inferd.replay.evaluate import EvaluationReport, compare, evaluate, score_of
-    from inferd.replay.evaluation_page import evaluation_page
+    from inferd.replay.evaluate import EvaluationReport, compare, evaluate, figures_of, score_of
+    from inferd.replay.evaluation_page import evaluation_page, sentence
     from inferd.replay.golden import read_golden
     from inferd.replay.perplexity import perplexity
     from inferd.replay.server import ServerGone
@@ -99,6 +108,7 @@ def command(
     if max_perplexity is not None and text is None:
         raise click.UsageError("--max-perplexity needs a text; give it with --perplexity FILE.")
     check_writable(as_json, as_html)
+    check_attachable(file, attach)
     cases = read_golden(golden)
     server, named = asked_server(against, api_key, timeout, patience)
     asked = model or named or None
@@ -153,6 +163,8 @@ def command(
     )
     _print(report)
     write_report(report, evaluation_page(report), as_json, as_html)
+    if attach is not None:
+        attach_report(file, attach, "golden", figures_of(report), passed=passes, summary=sentence(report))
     return 0 if passes else 1
 
 
