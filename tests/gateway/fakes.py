@@ -14,18 +14,23 @@ import httpx
 import msgspec
 import uvloop
 
+from inferd import clock
 from inferd.config import Config, ModelConfig, ServerConfig
+from inferd.config.versioning import RegistryConfig
 from inferd.errors import InferdError, InvalidRequest, ModelNotFound, StateUnavailable, Unauthenticated
 from inferd.events import Event, HttpServed
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
 from inferd.gateway.server import create_app
 from inferd.gateway.upstream import ModelState
 from inferd.http.listener import HttpServer
+from inferd.lifecycle.actions import RegistryActions
 from inferd.observe import MetricsPage
 from inferd.observe.startup import LoadReport, Phase, StartReport, StartupReport
 from inferd.rollout.machine import Command, Progress
 from inferd.rollout.rollouts import RolloutReport
 from inferd.state.audit import AuditEntry
+from inferd.state.database import Database
+from inferd.state.thread import StateThread
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, check_not_stronger, check_spec
 from inferd.tenancy.principal import Principal
 from inferd.types import (
@@ -425,10 +430,20 @@ class FakeRollouts:
         return RolloutReport(model=model, stable="1", new="2", unit="auto", steps=[5.0, 100.0], progress=progress)
 
 
-class FakeControl:
-    """Writes down what was asked of it."""
+def _no_database() -> Database:
+    raise StateUnavailable("There is no database.")
 
-    def __init__(self) -> None:
+
+class FakeControl:
+    """Writes down what was asked of it. The registry of versions is a real one, where a test opens its database."""
+
+    def __init__(self, database: Database | None = None) -> None:
+        self.state = StateThread(_no_database)
+        if database is None:
+            self.state.close()  # every job is refused at once
+        else:
+            self.state.start(database)
+        self.versions = RegistryActions(self.state, RegistryConfig, clock.wall)
         self.keys = FakeKeys()
         self.rollouts = FakeRollouts()
         self.asked: list[str] = []

@@ -24,6 +24,7 @@ from inferd.gateway.control import (
     TenantReport,
     UnloadReport,
 )
+from inferd.lifecycle.actions import RegistryActions
 from inferd.observe.devices import Devices
 from inferd.observe.startup import LoadReport, Startup, StartupReport
 from inferd.rollout.rollouts import Rollouts
@@ -73,11 +74,13 @@ class Actions:
         devices: Devices,
         startup: Startup,
         rollouts: Rollouts,
+        versions: RegistryActions,
         stored: DurableStore | None = None,
     ) -> None:
         self._stored = stored
         self._startup = startup
         self.rollouts = rollouts
+        self.versions = versions
         self._devices = devices
         self._address = address
         self._router = router

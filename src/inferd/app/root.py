@@ -38,6 +38,7 @@ from inferd.cache.open import open_cache
 from inferd.config import Config, ModelConfig, ObjectivesConfig, ServerConfig
 from inferd.errors import ConfigError, InternalError, ModelLoadError
 from inferd.events import Emit, Event, ReplicaChanged, ignore
+from inferd.lifecycle.actions import RegistryActions
 from inferd.observe import Observer
 from inferd.observe.devices import Devices
 from inferd.observe.payloads.log import PayloadLog
@@ -248,6 +249,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             *(router, control, departure, reloader, lambda: site.divided, site.override, path, address, devices),
             startup=observer.startup,
             rollouts=rollouts,
+            versions=RegistryActions(control.state, lambda: site.config.registry, clock.wall),
             stored=stored,
         )
         runs = None if stored is None else Runs(stored, control.door, lambda: router.draining)

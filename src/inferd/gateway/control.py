@@ -13,6 +13,7 @@ import msgspec
 
 from inferd.config import ModelConfig
 from inferd.gateway.upstream import ModelState
+from inferd.lifecycle.actions import RegistryActions
 from inferd.observe.startup import LoadReport, StartReport, StartupReport
 from inferd.rollout.machine import Command
 from inferd.rollout.rollouts import RolloutReport
@@ -195,6 +196,9 @@ class ControlActions(Protocol):
 
     @property
     def rollouts(self) -> RolloutActions: ...
+
+    @property
+    def versions(self) -> RegistryActions: ...
 
     def status(self) -> ServerReport: ...
 

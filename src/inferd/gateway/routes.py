@@ -14,7 +14,7 @@ import msgspec
 from inferd.events import Operation
 from inferd.gateway import operations
 from inferd.gateway.admin import endpoints as admin
-from inferd.gateway.admin import health, rollouts
+from inferd.gateway.admin import health, registry, rollouts
 from inferd.gateway.admin import requests as records
 from inferd.gateway.admin.audit import AuditList, AuditQuery, list_entries
 from inferd.gateway.admin.pages import docs_page, start_page
@@ -84,6 +84,9 @@ from inferd.gateway.responses.stored_routes import STORED_ROUTES
 from inferd.gateway.route import Endpoint, Route
 from inferd.gateway.windows.endpoint import stream
 from inferd.gateway.windows.options import WindowOptions
+from inferd.lifecycle.actions import Changed
+from inferd.lifecycle.registry import Version
+from inferd.lifecycle.stages import Action
 from inferd.observe.payloads.texts import JsonAnswers, Texts
 from inferd.observe.startup import StartupReport
 from inferd.observe.why import RecordReport
@@ -616,6 +619,42 @@ def _rollouts() -> tuple[Route, ...]:
     )
 
 
+def _registry() -> tuple[Route, ...]:
+    """The registry of versions, and a route for each action."""
+    told: tuple[tuple[Action, str], ...] = (
+        ("validate", "Compare a version's contract, and check its evidence."),
+        ("approve", "Approve a version."),
+        ("canary", "Record that a version serves a part of the requests."),
+        ("promote", "Make a version the one in production."),
+        ("archive", "Take a version out of production."),
+        ("reject", "Reject a version that was not in production."),
+    )
+    base, version = "/admin/registry", "/admin/registry/{model}/versions/{version}"
+    refusals = (400, 404, 408, 413, 415)
+    return (
+        _admin("GET", base, registry.list_all, "The versions of all models.", registry.VersionList),
+        _admin("GET", base + "/{model}", registry.list_versions, "A model's versions.", registry.VersionList, 404),
+        _admin(
+            *("GET", base + "/{model}/history", registry.get_history, "What happened to a model's versions."),
+            *(registry.HistoryList, 400, 404),
+            query=registry.HistoryQuery,
+        ),
+        _admin("GET", version, registry.get_version, "A version.", Version, 404),
+        *[
+            _admin(
+                *("POST", f"{version}/{action}", registry.moving(action), summary, Changed, *refusals),
+                request=registry.MoveCommand,
+                needs_body=False,
+            )
+            for action, summary in told
+        ],
+        _admin(
+            *("POST", f"{version}/evidence", registry.attach, "Attach a report about a version.", Changed, *refusals),
+            request=registry.EvidenceReport,
+        ),
+    )
+
+
 def _invocations() -> tuple[Route, ...]:
     v1 = _post(
         "/v1/models/{model}:predict",
@@ -736,6 +775,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         scope="metrics"
     ),
     *_rollouts(),
+    *_registry(),
     _admin("GET", "/admin/keys", _list_keys, "The keys, without their secrets.", admin.KeyList),
     _admin(
         "POST",

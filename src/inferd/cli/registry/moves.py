@@ -9,10 +9,11 @@ import click
 import msgspec
 
 from inferd import clock
-from inferd.cli.registry.opened import actor, changing, common, policy_of, print_json, tell
+from inferd.cli.registry.opened import actor, changing, common, print_json, tell
 from inferd.cli.registry.progress import reading
 from inferd.errors import InvalidRequest
 from inferd.lifecycle import registry
+from inferd.lifecycle.actions import policy_of
 from inferd.lifecycle.registry import MAX_REPORT_BYTES, Attachable, Finding
 from inferd.lifecycle.stages import Action
 
@@ -31,7 +32,7 @@ def _move(
             *(database, found.name, found.version, action),
             actor=actor(),
             now=clock.wall(),
-            policy=policy_of(config),
+            policy=policy_of(config.registry),
             reason=reason,
             override=override,
         )
@@ -155,7 +156,7 @@ def verify_files(version: str, file: Path | None, as_json: bool) -> int:
             *(database, found.name, found.version, [finding]),
             actor=actor(),
             now=clock.wall(),
-            policy=policy_of(config),
+            policy=policy_of(config.registry),
         )
     if as_json:
         print_json(after)

@@ -16,7 +16,6 @@ from inferd.cli.keys import opened_database
 from inferd.config import Config
 from inferd.lifecycle import registry
 from inferd.lifecycle.registry import Version
-from inferd.lifecycle.stages import Policy
 from inferd.state.database import Database
 
 Decorated = TypeVar("Decorated", bound=Callable[..., object])
@@ -36,10 +35,6 @@ def common(function: Decorated) -> Decorated:
 def actor() -> str:
     """The user of this command, as the audit log names it."""
     return f"user:{os.getuid()}"
-
-
-def policy_of(config: Config) -> Policy:
-    return Policy(evidence=frozenset(config.registry.evidence), four_eyes=config.registry.four_eyes)
 
 
 def split(text: str) -> tuple[str, str]:

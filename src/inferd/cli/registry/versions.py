@@ -14,9 +14,10 @@ from inferd import clock
 from inferd.cli import terminal
 from inferd.cli.audit import recorded
 from inferd.cli.keys import opened_database
-from inferd.cli.registry.opened import actor, common, head_text, policy_of, print_json, split, tell
+from inferd.cli.registry.opened import actor, common, head_text, print_json, split, tell
 from inferd.cli.registry.progress import reading
 from inferd.lifecycle import registry
+from inferd.lifecycle.actions import policy_of
 from inferd.lifecycle.contract_diff import Contract, contract_of, read_contract
 from inferd.lifecycle.registry import Finding, NewVersion, Version
 from inferd.state.audit import AuditEntry, AuditLog
@@ -87,7 +88,7 @@ def register(
         version = registry.register(database, new, actor=actor(), now=now)
         found = Finding(kind="digest", passed=True, summary="hashed when it was registered", report=report)
         version = registry.verify(
-            database, name, version.version, [found], actor=actor(), now=now, policy=policy_of(config)
+            database, name, version.version, [found], actor=actor(), now=now, policy=policy_of(config.registry)
         )
         outcome.detail = head_text(database)
     tell(version, as_json)

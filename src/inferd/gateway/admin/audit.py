@@ -19,6 +19,7 @@ from inferd.gateway.control import ReloadReport
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.writer import encode
 from inferd.gateway.route import Route
+from inferd.lifecycle.actions import Changed
 from inferd.rollout.rollouts import RolloutReport
 from inferd.state.audit import AuditEntry
 from inferd.tenancy.principal import OPERATOR
@@ -42,6 +43,11 @@ ACTIONS: Final = {
     ("POST", "/admin/rollouts/{model}/abort"): "rollout_abort",
     ("POST", "/admin/rollouts/{model}/undo"): "rollout_undo",
     ("POST", "/admin/rollouts/{model}/bad"): "rollout_report",
+    **{
+        ("POST", f"/admin/registry/{{model}}/versions/{{version}}/{action}"): f"registry_{action}"
+        for action in ("validate", "approve", "canary", "promote", "archive", "reject")
+    },
+    ("POST", "/admin/registry/{model}/versions/{version}/evidence"): "registry_attach",
     ("POST", "/admin/keys"): "create_key",
     ("DELETE", "/admin/keys/{id}"): "revoke_key",
     ("POST", "/admin/keys/{id}/rotate"): "rotate_key",
@@ -77,6 +83,7 @@ _ROLLOUT_COMMANDS: Final = frozenset(
 )
 _reload_decoder: Final = msgspec.json.Decoder(ReloadReport)
 _rollout_decoder: Final = msgspec.json.Decoder(RolloutReport)
+_changed_decoder: Final = msgspec.json.Decoder(Changed)
 _created_decoder: Final = msgspec.json.Decoder(_Created)
 
 
@@ -97,6 +104,9 @@ async def recorded(context: Context, call: Call, route: Route, rest: str) -> Ans
             detail = f"new key {_created_decoder.decode(answer.body).info.id}"
         elif action == "reload":
             detail = " ".join(_reload_decoder.decode(answer.body).details)
+        elif action.startswith("registry_"):
+            changed = _changed_decoder.decode(answer.body)
+            detail = f"registry line {changed.line}:{changed.hash}"
         elif action in _ROLLOUT_COMMANDS:
             progress = _rollout_decoder.decode(answer.body).progress
             detail = f"{progress.state.replace('_', ' ')}, {100 * progress.share:g} %: {progress.reason}"
@@ -202,13 +212,14 @@ async def list_entries(context: Context, call: Call, rest: str) -> Response:
     if context.audit is None:
         raise Unavailable("This server keeps no audit log; start it with inferd serve.", code="no_audit")
     query = parse_qs(call.head.query)
-    before, limit = _number(query, "before", None), _number(query, "limit", 100)
+    before, limit = query_number(query, "before", None), query_number(query, "limit", 100)
     if limit is None or not 1 <= limit <= MAX_ENTRIES:
         raise invalid("limit", f"limit must be 1 to {MAX_ENTRIES}.")
     return Response(200, encode(AuditList(list(await context.audit.entries(before=before, limit=limit)))))
 
 
-def _number(query: dict[str, list[str]], name: str, default: int | None) -> int | None:
+def query_number(query: dict[str, list[str]], name: str, default: int | None) -> int | None:
+    """A number of a query. Raises InvalidRequest."""
     values = query.get(name)
     if not values:
         return default

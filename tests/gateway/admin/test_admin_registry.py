@@ -1,0 +1,105 @@
+"""The admin API of the registry: what a key sees and may change, and what is refused with its field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.gateway.admin.test_admin_api import KEYS, ask
+from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, Running, running
+
+from inferd.lifecycle import registry
+from inferd.lifecycle.registry import Finding, NewVersion
+from inferd.state.database import Database
+from inferd.state.open import open_database
+
+
+def registered(database: Database, name: str, number: int) -> None:
+    new = NewVersion(name=name, source=f"/models/{number}", digest=f"tree-sha256:{number:064x}")
+    version = registry.register(database, new, actor="user:1", now=1.0)
+    found = Finding(kind="digest", passed=True, summary="", report={})
+    registry.verify(database, name, version.version, [found], actor="user:1", now=1.0)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    database = open_database(None, tmp_path)
+    for number, name in enumerate(("churn", "churn", "team-b/risk")):
+        registered(database, name, number)
+    control = FakeControl(database)
+    with running(FakeRouter("tiny"), door=FakeDoor(KEYS), control=control) as started:
+        yield started
+    control.state.close()
+
+
+def test_a_key_sees_the_versions_of_its_models(server: Running) -> None:
+    def names(path: str, key: str = "boss") -> list[tuple[str, int]]:
+        return [(one["name"], one["version"]) for one in ask(server, "GET", path, key).json()["data"]]
+
+    assert names("registry") == [("churn", 1), ("churn", 2), ("team-b/risk", 1)]
+    assert names("registry", "narrow") == [("team-b/risk", 1)]
+    assert names("registry/churn") == [("churn", 1), ("churn", 2)]
+    assert names("registry/team-b/risk", "narrow") == [("team-b/risk", 1)]
+    shown = ask(server, "GET", "registry/team-b/risk/versions/latest", "narrow").json()
+    assert (shown["version"], shown["record"]["stage"]) == (1, "verified")
+    for path in ("registry/churn", "registry/churn/history", "registry/churn/versions/1"):
+        assert ask(server, "GET", path, "narrow").status_code == 404, path
+        assert ask(server, "GET", path).status_code == 200, path
+    for path in ("registry/none", "registry/none/history", "registry/churn/versions/9"):
+        assert ask(server, "GET", path).status_code == 404, path
+
+
+def test_actions_have_their_actor_their_reason_and_the_head_of_the_history(server: Running) -> None:
+    base = "registry/churn/versions"
+    answer = ask(server, "POST", f"{base}/1/validate").json()
+    assert (answer["version"]["record"]["stage"], answer["line"], len(answer["hash"])) == ("validated", 10, 64)
+    report = {"kind": "golden", "passed": True, "report": {"passed": 98}, "summary": "98 of 100"}
+    assert ask(server, "POST", f"{base}/1/evidence", json=report).status_code == 200
+    assert ask(server, "POST", f"{base}/1/approve", json={"reason": "ticket 812"}).status_code == 200
+    for action in ("canary", "promote"):
+        assert ask(server, "POST", f"{base}/1/{action}").status_code == 200
+    assert ask(server, "GET", f"{base}/production").json()["version"] == 1
+    assert ask(server, "POST", f"{base}/2/reject", json={"reason": "too slow"}).status_code == 200
+    assert ask(server, "POST", f"{base}/production/archive").status_code == 200
+    lines = ask(server, "GET", "registry/churn/history?limit=3").json()["data"]
+    assert [(one["action"], one["actor"], one["reason"]) for one in lines] == [
+        ("archive", "key:boss", ""),
+        ("reject", "key:boss", "too slow"),
+        ("promote", "key:boss", ""),
+    ]
+    older = ask(server, "GET", f"registry/churn/history?before={lines[-1]['number']}").json()["data"]
+    assert [one["action"] for one in older][:3] == ["canary", "approve", "attach"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "part"),
+    [
+        ("churn/versions/1/promote", {}, 400, "The version is verified, so 'promote' is not possible"),
+        ("churn/versions/1/approve", {}, 400, "Possible is validate or reject"),
+        ("churn/versions/1/reject", {}, 400, "needs a reason"),
+        ("churn/versions/1/validate", {"reason": "a\nb"}, 400, "printable"),
+        ("churn/versions/1/validate", {"force": True}, 400, "force"),
+        ("churn/versions/1/fly", {}, 405, "does not allow POST"),
+        ("churn/versions/beta/validate", {}, 404, "no version, alias or stage 'beta'"),
+        ("none/versions/1/validate", {}, 404, "The registry has no model 'none'"),
+        ("churn/versions/1/evidence", {"kind": "digest", "passed": True, "report": {}}, 400, "digest"),
+        ("churn/versions/1/evidence", {"kind": "golden", "report": {}}, 400, "passed"),
+        ("churn/versions/1/evidence", {"kind": "golden", "passed": True, "report": []}, 400, "report"),
+    ],
+)
+def test_what_is_not_possible_is_refused_by_name(
+    server: Running, path: str, body: dict[str, object], status: int, part: str
+) -> None:
+    refused = ask(server, "POST", f"registry/{path}", json=body)
+    assert (refused.status_code, part in refused.text) == (status, True), refused.text
+    assert ask(server, "GET", "registry/churn/versions/1").json()["record"]["stage"] == "verified"
+
+
+def test_without_permission_nothing_is_shown_or_changed(server: Running) -> None:
+    for key in ("user", "nobody"):
+        for path in ("registry", "registry/churn", "registry/churn/history", "registry/churn/versions/1"):
+            assert ask(server, "GET", path, key).status_code in (401, 403), path
+        assert ask(server, "POST", "registry/churn/versions/1/validate", key).status_code in (401, 403)
+    assert ask(server, "POST", "registry/churn/versions/1/validate", "narrow").status_code == 404
+    assert ask(server, "GET", "registry/churn/versions/1").json()["record"]["stage"] == "verified"
