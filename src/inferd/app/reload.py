@@ -20,6 +20,7 @@ from inferd.gateway.control import ReloadReport
 from inferd.router.status import Applied
 
 POLL_S = 0.5
+REFERENCES_S = 2.0  # between two looks at what registries say
 SETTLE_S = 0.1  # between two checks of a changed file: if both are equal, it is complete
 MAX_WRITING_S = 10.0  # a program that keeps the file open for writing for longer is no longer waited for
 
@@ -74,12 +75,28 @@ class Reloader:
                     continue
             writing_since = None
             try:
-                outcome = await self.reload()
-                if self._record is not None:
-                    word, detail = "done" if outcome.accepted else "refused", " ".join(outcome.details)
-                    await self._record("reload", word, actor="config-file", detail=detail)
+                await self._reload_itself("config-file")
             except Exception:  # a loop's boundary: a defect must not end the following
                 _log.exception("%s could not be read again; the old configuration keeps serving", self._source.path)
+
+    async def follow_references(self) -> None:
+        """Poll what lies outside the file until cancelled."""
+        has_changed = self._source.has_changed
+        while has_changed is not None:
+            await asyncio.sleep(REFERENCES_S)
+            try:
+                if await asyncio.to_thread(has_changed):
+                    _log.info("a version that %s names has changed", self._source.path)
+                    await self._reload_itself("registry")
+            except Exception:  # a loop's boundary: a defect must not end the following
+                _log.exception("versions could not be followed; the old configuration keeps serving")
+
+    async def _reload_itself(self, actor: str) -> None:
+        """Reload because of a change that no operator asked for here, with a line in the audit log."""
+        outcome = await self.reload()
+        if self._record is not None:
+            word, detail = "done" if outcome.accepted else "refused", " ".join(outcome.details)
+            await self._record("reload", word, actor=actor, detail=detail)
 
     async def reload(self) -> ReloadReport:
         """Read now and adopt what was read, or say why not."""

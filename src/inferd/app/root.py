@@ -285,8 +285,9 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             running = asyncio.create_task(runs.keep(site.gateways[0]))
             stack.callback(running.cancel)
         if reloader is not None and config.server.reload:
-            following = asyncio.create_task(reloader.follow())
-            stack.callback(following.cancel)
+            for follow in (reloader.follow(), reloader.follow_references()):
+                following = asyncio.create_task(follow)
+                stack.callback(following.cancel)
         ready = Ready(address, control.door.needs_keys, grpc_address)
         await _run(site, listeners, departure, ready, options.on_ready)
     return 0

@@ -13,8 +13,11 @@ from inferd.config import Config
 class ConfigSource(msgspec.Struct, frozen=True):
     """``read`` reads the file, the environment and the flags together.
 
-    It may block, and raises InferdError with everything that is wrong.
+    It may block, and raises InferdError with everything that is wrong. ``has_changed`` says whether what lies outside
+    the file, such as the version that a registry has in production, has changed since it was called or read before. It
+    may block as well, and raises nothing.
     """
 
     path: Path
     read: Callable[[], Config]
+    has_changed: Callable[[], bool] | None = None

@@ -52,7 +52,8 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
     """Serve a model, or everything in a config file.
 
     SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class) or a Hugging
-    Face Hub id (id@revision for a fixed version). The default, 'demo', serves the bundled models: a chat model, to
+    Face Hub id (id@revision for a fixed version). registry:NAME@production is a version of 'inferd registry', by its
+    stage, number or alias. The default, 'demo', serves the bundled models: a chat model, to
     which --name and the flags apply, and classifiers of digits and intents. openai:https://host/v1 serves the models of
     a remote server: all that it lists, or the one that --name says. A .yaml file or a Triton model repository is read
     again when it changes.
@@ -228,12 +229,19 @@ def run(
 ) -> int:
     """Serve until a signal ends the server; the exit code. ``source`` is followed while serving, ``known`` as in
     ``ready_to_load``. ``words`` edits messages about a model, whose name it takes first, before they are shown."""
-    config = ready_to_load(config, loading, known)
+    from inferd.lifecycle.sources import References
+
+    references = References()
+    config = ready_to_load(references.resolved(config), loading, known)
     from inferd.app import root  # after the flags were checked, so that an error in them is reported at once
 
     if source is not None:
         read = source.read
-        source = msgspec.structs.replace(source, read=lambda: checked(ready_to_load(read(), _silently)))
+        source = msgspec.structs.replace(
+            source,
+            read=lambda: checked(ready_to_load(references.resolved(read()), _silently)),
+            has_changed=references.have_changed,
+        )
     edited = root.unchanged if words is None else words
     board = Board(config.models)
     with contextlib.ExitStack() as showing:

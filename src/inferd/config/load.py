@@ -83,10 +83,12 @@ def single_model_config(
 
 def model_name(source: str) -> str:
     """The name of a model that was given by its source alone: the stem of a file, the name of a folder or a class, or
-    the hub id."""
+    the hub id, or the name in a registry."""
     path = Path(source).expanduser()
     if path.is_file():
         return path.stem.removesuffix(".pkl").removesuffix(".joblib") or "model"  # classifier.pkl.onnx: classifier
+    if source.startswith("registry:"):
+        return source.removeprefix("registry:").partition("@")[0]
     if re.fullmatch(r"(\w+\.)*\w+:\w+|.+\.py:\w+", source):
         return source.rpartition(":")[2]
     if path.is_dir() or source.startswith((".", "/", "~")):

@@ -251,6 +251,13 @@ class RegistryConfig(Section, frozen=True, kw_only=True):
     four_eyes: Annotated[
         bool, Meta(description="Whether another user or key than the one that registered a version has to approve it.")
     ] = False
+    require_approval: Annotated[
+        bool,
+        Meta(
+            description="Whether a source such as registry:churn@3 serves only versions that were approved. Rejected "
+            "versions are never served."
+        ),
+    ] = False
 
 
 class SignatureConfig(Section, frozen=True, kw_only=True):

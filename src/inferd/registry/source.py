@@ -28,6 +28,9 @@ _BUNDLED = (*models.NAMES, *models.CLASSIFIERS)
 _CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*|.+\.py:[A-Za-z_]\w*", re.DOTALL)
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
+REFERENCES: Final = ("registry:",)
+"""How sources begin that a registry of versions leads to files (``lifecycle/sources.py``)."""
+
 MODEL_SUFFIXES: Final = (
     ".onnx",
     ".ort",
@@ -73,7 +76,12 @@ def silent(phase: str, done: int, total: int) -> None:
 
 def is_code(source: str) -> bool:
     """Whether the source names a Python class: ``module:Class`` or ``path/file.py:Class``."""
-    return bool(_CODE.fullmatch(source)) and not Path(source).expanduser().exists()
+    return bool(_CODE.fullmatch(source)) and not is_reference(source) and not Path(source).expanduser().exists()
+
+
+def is_reference(source: str) -> bool:
+    """Whether the source names a version in a registry."""
+    return source.startswith(REFERENCES)
 
 
 def check_code(source: str) -> None:
@@ -143,6 +151,12 @@ def resolve(source: str, progress: Progress = silent) -> Path:
     """
     if source in _BUNDLED:
         return models.path(source)
+    if is_reference(source):
+        raise ModelLoadError(
+            f"{source} names a version in a registry, which only the model of a server's configuration may; name a file "
+            "or folder here.",
+            param="source",
+        )
     path = Path(source).expanduser()
     if path.is_dir() or path.is_file():
         return path
@@ -183,7 +197,10 @@ def blaming(setting: str) -> Iterator[None]:
 
 
 def find(source: str) -> Path | None:
-    """Like ``resolve`` without downloading: None for a hub id that is not here yet. Raises ModelLoadError."""
+    """Like ``resolve`` without asking elsewhere: None for a hub id that is not here yet, and for a reference to a
+    registry. Raises ModelLoadError."""
+    if is_reference(source):
+        return None
     if not is_remote(source):
         return resolve(source)
     from inferd.registry.hub import cached
@@ -194,8 +211,8 @@ def find(source: str) -> Path | None:
 
 
 def is_remote(source: str) -> bool:
-    """Whether resolving the source asks a hub."""
-    return source not in _BUNDLED and bool(_HUB_ID.fullmatch(source)) and not is_path(source)
+    """Whether resolving the source asks a hub or a registry."""
+    return is_reference(source) or source not in _BUNDLED and bool(_HUB_ID.fullmatch(source)) and not is_path(source)
 
 
 def check_folder(folder: Path) -> Path:

@@ -1,0 +1,138 @@
+"""References to versions as sources of models: from ``registry:churn@production`` to the files with their digest.
+
+A reference names a stage, a number or an alias; without one it is the version in production. The configuration that is
+served has the registered files as the source and the registered digest in ``verify``, so that the loader makes a copy
+that is compared with it. Nothing else knows references.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from inferd.config import Config, ModelConfig
+from inferd.config.versioning import RegistryConfig, VerifyConfig
+from inferd.errors import InferdError, ModelLoadError, StateUnavailable
+from inferd.lifecycle import registry
+from inferd.lifecycle.registry import Version
+from inferd.registry.source import is_reference
+from inferd.state.database import Database, number
+from inferd.state.folder import data_folder, make_folder
+from inferd.state.open import open_database
+
+PREFIX: Final = "registry:"
+
+
+class References:
+    """The references of one server. Every method may block, and one thread at a time uses the database."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._config: Config | None = None  # as it was read last, with references
+        self._counter = -1  # of changes of the registry, when it was looked at last
+        self._seen: Mapping[str, str] = {}  # digests, by reference
+
+    def resolved(self, config: Config) -> Config:
+        """The configuration with files instead of references. Raises ModelLoadError with everything that cannot be
+        served, and ConfigError or StateUnavailable where the database cannot be used."""
+        names = [name for name, model in config.models.items() if is_reference(model.source)]
+        with self._lock:
+            self._config = config if names else None
+            if not names:
+                return config
+            with contextlib.closing(_opened(config)) as database:
+                self._counter = _counter(database)
+                models, seen = dict(config.models), {}
+                problems = []
+                for name in names:
+                    model = config.models[name]
+                    try:
+                        version = _version(database, model.source, config.registry)
+                        models[name] = _loading(model, version)
+                        seen[model.source] = version.digest
+                    except InferdError as error:
+                        if isinstance(error, StateUnavailable):
+                            raise
+                        problems.append(f"models.{name}.source: {error.message}")
+                        seen[model.source] = ""
+            self._seen = seen
+        if problems:
+            raise ModelLoadError(_listed(problems), param="source")
+        return msgspec.structs.replace(config, models=models)
+
+    def have_changed(self) -> bool:
+        """Whether a reference leads to other files than when this was called or ``resolved`` before. False while the
+        database does not answer."""
+        with self._lock:
+            if self._config is None:
+                return False
+            try:
+                with contextlib.closing(_opened(self._config)) as database:
+                    counter = _counter(database)
+                    if counter == self._counter:
+                        return False
+                    found = {ref: self._digest(database, ref, self._config.registry) for ref in self._seen}
+            except InferdError:
+                return False
+            self._counter = counter
+            before, self._seen = self._seen, found
+            return found != before
+
+    def _digest(self, database: Database, ref: str, settings: RegistryConfig) -> str:
+        """Empty where the reference leads to nothing that may be served. Raises StateUnavailable."""
+        try:
+            return _version(database, ref, settings).digest
+        except StateUnavailable:
+            raise
+        except InferdError:
+            return ""
+
+
+def _opened(config: Config) -> Database:
+    return open_database(config.state.url, make_folder(data_folder(config.state)))
+
+
+def _counter(database: Database) -> int:
+    with database.reading() as transaction:
+        return number(transaction, "registry")
+
+
+def _version(database: Database, source: str, settings: RegistryConfig) -> Version:
+    """Raises ModelNotFound, and ModelLoadError for a version that may not be served."""
+    name, _, ref = source.removeprefix(PREFIX).partition("@")
+    found = registry.find(database, name, ref or "production")
+    word = f"{found.name}@{found.version}"
+    if found.record.stage == "rejected":
+        raise ModelLoadError(
+            f"{word} was rejected ({found.record.reason}), and is never served; name another version.", param="source"
+        )
+    if settings.require_approval and not found.record.approver:
+        raise ModelLoadError(
+            f"{word} is {found.record.stage} and was not approved, which registry.require_approval asks for; "
+            f"'inferd registry approve {word}' approves it when it is validated.",
+            param="source",
+        )
+    return found
+
+
+def _loading(model: ModelConfig, version: Version) -> ModelConfig:
+    """The settings that load these files, and no others. Raises ModelLoadError."""
+    verify = model.verify or VerifyConfig()
+    if verify.digest not in (None, version.digest):
+        raise ModelLoadError(
+            f"{version.name}@{version.version} has the digest {version.digest}, but verify.digest says "
+            f"{verify.digest}; leave verify.digest out, the registry has it.",
+            param="verify.digest",
+        )
+    verified = msgspec.structs.replace(verify, mode="enforce", digest=version.digest)
+    return msgspec.structs.replace(model, source=version.source, verify=verified)
+
+
+def _listed(problems: list[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return "\n  - ".join([f"{len(problems)} models cannot be loaded:", *problems])
