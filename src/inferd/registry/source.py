@@ -153,7 +153,7 @@ def resolve(source: str, progress: Progress = silent) -> Path:
         return models.path(source)
     if is_reference(source):
         raise ModelLoadError(
-            f"{source} names a version in a registry, which only the model of a server's configuration may; name a file "
+            f"{source} names a version in a registry, which only a model of the configuration may; name a file "
             "or folder here.",
             param="source",
         )
@@ -212,7 +212,7 @@ def find(source: str) -> Path | None:
 
 def is_remote(source: str) -> bool:
     """Whether resolving the source asks a hub or a registry."""
-    return is_reference(source) or source not in _BUNDLED and bool(_HUB_ID.fullmatch(source)) and not is_path(source)
+    return is_reference(source) or (source not in _BUNDLED and bool(_HUB_ID.fullmatch(source)) and not is_path(source))
 
 
 def check_folder(folder: Path) -> Path:
