@@ -14,23 +14,22 @@ import httpx
 import msgspec
 import uvloop
 
-from inferd import clock
 from inferd.config import Config, ModelConfig, ServerConfig
-from inferd.config.versioning import RegistryConfig
 from inferd.errors import InferdError, InvalidRequest, ModelNotFound, StateUnavailable, Unauthenticated
 from inferd.events import Event, HttpServed
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
 from inferd.gateway.server import create_app
 from inferd.gateway.upstream import ModelState
 from inferd.http.listener import HttpServer
-from inferd.lifecycle.actions import RegistryActions
+from inferd.lifecycle.actions import Changed, RegistryActions
+from inferd.lifecycle.contract_diff import Contract
+from inferd.lifecycle.registry import Attachable, Entry, Version
+from inferd.lifecycle.stages import Action, Record
 from inferd.observe import MetricsPage
 from inferd.observe.startup import LoadReport, Phase, StartReport, StartupReport
 from inferd.rollout.machine import Command, Progress
 from inferd.rollout.rollouts import RolloutReport
 from inferd.state.audit import AuditEntry
-from inferd.state.database import Database
-from inferd.state.thread import StateThread
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey, check_not_stronger, check_spec
 from inferd.tenancy.principal import Principal
 from inferd.types import (
@@ -430,20 +429,69 @@ class FakeRollouts:
         return RolloutReport(model=model, stable="1", new="2", unit="auto", steps=[5.0, 100.0], progress=progress)
 
 
-def _no_database() -> Database:
-    raise StateUnavailable("There is no database.")
+class FakeVersions(RegistryActions):
+    """One version of the model tiny."""
+
+    def __init__(self) -> None:
+        self._version = Version(
+            name="tiny",
+            version=1,
+            source="/models/tiny",
+            digest=f"tree-sha256:{1:064x}",
+            num_bytes=1,
+            num_files=1,
+            contract=Contract(),
+            description="",
+            tags={},
+            run_id="",
+            created_at=1.0,
+            record=Record(registrant="user:1"),
+        )
+
+    async def versions(self, name: str | None) -> list[Version]:
+        return [self._version]
+
+    async def find(self, name: str, ref: str) -> Version:
+        return self._version
+
+    async def history(self, name: str, before: int | None, limit: int) -> list[Entry]:
+        version = self._version
+        return [
+            Entry(
+                number=1,
+                at="2026-01-01T00:00:00.000Z",
+                actor="user:1",
+                action="register",
+                name=name,
+                version=version.version,
+                digest=version.digest,
+                before="",
+                stage="registered",
+            )
+        ]
+
+    async def move(self, name: str, ref: str, action: Action, *, actor: str, reason: str, override: str) -> Changed:
+        return Changed(version=self._version, line=1, hash="0" * 64)
+
+    async def attach(
+        self,
+        name: str,
+        ref: str,
+        kind: Attachable,
+        report: Mapping[str, Any],
+        *,
+        passed: bool,
+        summary: str,
+        actor: str,
+    ) -> Changed:
+        return Changed(version=self._version, line=1, hash="0" * 64)
 
 
 class FakeControl:
-    """Writes down what was asked of it. The registry of versions is a real one, where a test opens its database."""
+    """Writes down what was asked of it."""
 
-    def __init__(self, database: Database | None = None) -> None:
-        self.state = StateThread(_no_database)
-        if database is None:
-            self.state.close()  # every job is refused at once
-        else:
-            self.state.start(database)
-        self.versions = RegistryActions(self.state, RegistryConfig, clock.wall)
+    def __init__(self) -> None:
+        self.versions: RegistryActions = FakeVersions()
         self.keys = FakeKeys()
         self.rollouts = FakeRollouts()
         self.asked: list[str] = []

@@ -9,10 +9,14 @@ import pytest
 from tests.gateway.admin.test_admin_api import KEYS, ask
 from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, Running, running
 
+from inferd import clock
+from inferd.config.versioning import RegistryConfig
 from inferd.lifecycle import registry
+from inferd.lifecycle.actions import RegistryActions
 from inferd.lifecycle.registry import Finding, NewVersion
 from inferd.state.database import Database
 from inferd.state.open import open_database
+from inferd.state.thread import StateThread
 
 
 def registered(database: Database, name: str, number: int) -> None:
@@ -27,10 +31,13 @@ def server(tmp_path: Path) -> Iterator[Running]:
     database = open_database(None, tmp_path)
     for number, name in enumerate(("churn", "churn", "team-b/risk")):
         registered(database, name, number)
-    control = FakeControl(database)
+    state = StateThread(lambda: open_database(None, tmp_path))
+    state.start(database)
+    control = FakeControl()
+    control.versions = RegistryActions(state, RegistryConfig, clock.wall)
     with running(FakeRouter("tiny"), door=FakeDoor(KEYS), control=control) as started:
         yield started
-    control.state.close()
+    state.close()
 
 
 def test_a_key_sees_the_versions_of_its_models(server: Running) -> None:
