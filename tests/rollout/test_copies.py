@@ -355,6 +355,20 @@ def test_a_bounded_number_of_copies_runs_at_a_time_and_a_hanging_one_is_cancelle
     run(test)
 
 
+def test_a_server_that_leaves_waits_for_no_copy_and_begins_none() -> None:
+    async def test(world: World) -> None:
+        copy = await world.copy_of()
+        world.copies.cancel()
+        assert copy.is_cancelled
+        copy.say(Output("r", end=End("cancelled")))
+        world.ask().predict(b"{}")
+        await asyncio.sleep(0)
+        assert len(world.router.submitted) == 3
+        assert world.results == ["late"]
+
+    run(test)
+
+
 def test_a_sink_that_fails_gets_the_error_and_no_copy_is_made() -> None:
     class Broken:
         def deliver(self, item: Item) -> None:

@@ -229,7 +229,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         answered_by = AnsweringVersions(router.info, config_of)
         payloads = PayloadLog(data_folder(config.state), config.payloads, observer.payload_dropped, answered_by)
         stack.callback(payloads.close)
-        site = Site(config, router, control, observer, devices, console, payloads, rollouts, tls)
+        site = Site(config, router, control, observer, devices, console, payloads, rollouts, tls, copies)
         devices.start()  # when the workers have started: what the drivers do at first may take long
         stack.callback(devices.stop)
         source = options.source
@@ -419,8 +419,10 @@ class Site:
         payloads: PayloadLog,
         rollouts: Rollouts,
         tls: Tls | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self.rollouts = rollouts
+        self.copies = copies if copies is not None else Copies(ignore)
         self.payloads = payloads
         self.devices = devices
         self.tls = tls
@@ -671,6 +673,7 @@ async def _leave(
 ) -> None:
     site.router.begin_drain()
     await departure.wait_unless_interrupted(asyncio.sleep(site.config.server.drain_delay_s))
+    site.copies.cancel()  # which no client waits for
     deadline = clock.now() + site.config.server.grace_s
     await departure.wait_unless_interrupted(site.router.drain(site.config.server.grace_s))
     await site.router.cancel_and_wait()

@@ -104,17 +104,24 @@ class Copies:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._in_flight: dict[str, int] = {}  # by rollout
+        self._in_flight: dict[_CopySink, Handle] = {}  # until the answers are compared
+        self._is_over = False
         self._comparing: ThreadPoolExecutor | None = None
 
     def copying(self, router: Submitting, shadow: Shadow) -> Submitting:
         """The router for the requests of a shadowed unit: it copies those that are answered."""
         return _CopyingRouter(self, router, shadow)
 
+    def cancel(self) -> None:
+        """The server leaves: cancel the copies, so that none of them is waited for, and begin no more."""
+        self._is_over = True
+        for handle in self._in_flight.values():
+            handle.cancel()
+
     def close(self) -> None:
-        """Compare nothing more."""
+        """Compare nothing more, and end the thread. Waits for the comparison that is under way, a few milliseconds."""
         if self._comparing is not None:
-            self._comparing.shutdown(wait=False, cancel_futures=True)
+            self._comparing.shutdown(cancel_futures=True)
 
     def ended(
         self, shadow: Shadow, result: CopyResult, request_id: str, part: str = "", position: int | None = None
@@ -133,12 +140,13 @@ class Copies:
 
     def begin(self, router: Submitting, shadow: Shadow, request: Request, answer: Collected, took_s: float) -> None:
         """Copy a request that the stable version has answered after ``took_s`` seconds."""
-        rollout = shadow.assigned.rollout
+        if self._is_over:
+            return
         copied = answer.problem or _copy_of(request, shadow.entry, answer)
         if not isinstance(copied, Request):
             self.ended(shadow, copied, request.id)
             return
-        if self._in_flight.get(rollout, 0) >= MAX_IN_FLIGHT:
+        if sum(other.rollout == shadow.assigned.rollout for other in self._in_flight) >= MAX_IN_FLIGHT:
             self.ended(shadow, "busy", request.id)
             return
         sink = _CopySink(self, shadow, request.id, answer)
@@ -147,10 +155,10 @@ class Copies:
         except InferdError as error:
             self.ended(shadow, _DROPPED.get(error.kind, "failed"), request.id)
             return
-        self._in_flight[rollout] = self._in_flight.get(rollout, 0) + 1
+        self._in_flight[sink] = handle
         sink.limit(handle, max(LEAST_S, TIMES * took_s))
 
-    def answered(self, shadow: Shadow, request_id: str, mine: Collected, its: Collected) -> None:
+    def answered(self, sink: _CopySink, shadow: Shadow, request_id: str, mine: Collected, its: Collected) -> None:
         """Compare the answers to a request and to its copy, outside of the event loop."""
         if self._comparing is None:
             self._comparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inferd-copies")
@@ -158,7 +166,7 @@ class Copies:
         future = loop.run_in_executor(self._comparing, _compared, mine, its, shadow)
 
         def told(done: asyncio.Future[Comparison | None]) -> None:
-            self.release(shadow)
+            self.release(sink)
             if done.cancelled():
                 return
             found = done.result()
@@ -172,12 +180,9 @@ class Copies:
 
         future.add_done_callback(told)
 
-    def release(self, shadow: Shadow) -> None:
+    def release(self, sink: _CopySink) -> None:
         """A copy has ended, and its answer was compared if there is one."""
-        rollout = shadow.assigned.rollout
-        self._in_flight[rollout] -= 1
-        if not self._in_flight[rollout]:
-            del self._in_flight[rollout]
+        del self._in_flight[sink]
 
 
 class Collected:
@@ -296,6 +301,7 @@ class _CopySink:
         self._mine = mine
         self._its = Collected(mine.dialect)
         self._timer: asyncio.TimerHandle | None = None
+        self.rollout = shadow.assigned.rollout
 
     def limit(self, handle: Handle, longest_s: float) -> None:
         """Cancel the copy if it takes longer."""
@@ -309,9 +315,9 @@ class _CopySink:
         if self._timer is not None:
             self._timer.cancel()
         if end.outcome == "done" and self._its.problem is None:
-            self._copies.answered(self._shadow, self._request_id, self._mine, self._its)
+            self._copies.answered(self, self._shadow, self._request_id, self._mine, self._its)
             return
-        self._copies.release(self._shadow)
+        self._copies.release(self)
         self._copies.ended(self._shadow, self._result(end.outcome, end.failure), self._request_id)
 
     def _result(self, outcome: str, failure: Failure | None) -> CopyResult:
