@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -24,6 +25,7 @@ class ScriptedServer:
         self.goes_at = goes_at
         self.comes_back = comes_back
         self.fingerprint = "fp_1"
+        self.is_batch_invariant = True
         self.asked: list[tuple[str, bytes, dict[str, str]]] = []
         self.is_away = False
         self._lock = threading.Lock()
@@ -39,7 +41,11 @@ class ScriptedServer:
                 if outer.is_away:
                     self._vanish()
                 elif self.path == "/v2/models/m":
-                    told = {"fingerprint": outer.fingerprint, "tasks": "chat", "batch_invariant": True}
+                    told: dict[str, object] = {
+                        "fingerprint": outer.fingerprint,
+                        "tasks": "chat",
+                        "batch_invariant": outer.is_batch_invariant,
+                    }
                     self._send(*answered({"versions": ["1"], "parameters": told}))
                 elif self.path == "/v2/health/live":
                     self._send(*answered({}))
@@ -66,7 +72,8 @@ class ScriptedServer:
                 for name, value in {"content-length": str(len(body)), **headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(body)
+                with contextlib.suppress(OSError):  # the client left
+                    self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing is logged."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +114,24 @@ def test_an_answer_that_differs_is_broken_only_where_it_must_be_equal(
     assert not any(pair.is_equal for pair in found.values())
 
 
+@pytest.mark.parametrize("alone", ["hi", "ho"])
+def test_where_answers_depend_on_the_batch_a_request_that_differs_is_asked_again_alone(
+    servers: list[ScriptedServer], tmp_path: Path, alone: str
+) -> None:
+    """The first answers are as if each had been computed in a batch, and the fourth answer is the one of r1, alone."""
+
+    def script(path: str, body: bytes) -> tuple[int, bytes, dict[str, str]]:
+        is_second = json.loads(body)["n"] == 1
+        return answered(chat(alone if len(server.asked) > 3 else "he" if is_second else "hi"))
+
+    server = serving(servers, script)
+    server.is_batch_invariant = False
+    found = run(server, [asked(number) for number in range(3)], tmp_path, concurrency=1).pairs
+    assert [json.loads(body)["n"] for _, body, _ in server.asked] == [0, 1, 2, 1]
+    assert [pair.is_equal for pair in found] == [True, alone == "hi", True]
+    assert not any(pair.is_broken for pair in found)
+
+
 def test_a_server_that_goes_for_good_leaves_a_partial_outcome_with_a_sentence(
     servers: list[ScriptedServer], tmp_path: Path
 ) -> None:
@@ -184,6 +205,30 @@ def test_the_command_reports_what_it_found_and_leaves_a_partial_report(
     assert "Not finished" in page.read_text()
     assert main([*words[:-4], "--json", str(tmp_path / "none" / "r.json")]) == 1
     assert "its folder does not exist" in capsys.readouterr().err
+
+
+def test_an_interrupted_replay_reports_what_was_asked(servers: list[ScriptedServer], tmp_path: Path) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def script(path: str, body: bytes) -> tuple[int, bytes, dict[str, str]]:
+        if json.loads(body)["n"] == 2:
+            begun.set()
+            release.wait(60)
+        return answered(chat("hi"))
+
+    server, report = serving(servers, script), tmp_path / "r.json"
+    words = ["--from", str(written(tmp_path, *map(asked, range(4)))), "--against", server.url, "--concurrency", "1"]
+    process = subprocess.Popen([sys.executable, "-m", "inferd", "replay", *words, "--json", str(report)])
+    try:
+        assert begun.wait(60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 1
+    finally:
+        release.set()
+        process.kill()
+        process.wait()
+    found = json.loads(report.read_text())
+    assert (found["asked"], found["stopped"]) == (2, "It was interrupted.")
 
 
 def test_a_limit_of_differences_decides_the_exit_code(
