@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from inferd.types import End, StepStats, Timings, Usage
+from inferd.types import End, Facts, StepStats, Timings, Usage
 
 RefusalReason = Literal[
     "queue_full",
@@ -62,6 +62,7 @@ class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     priority: int = 0
     num_preemptions: int = 0
+    facts: Facts | None = None  # of a prediction, where its model's drift is watched
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,6 +302,26 @@ class RolloutRemoved(msgspec.Struct, frozen=True, kw_only=True):
     model: str
 
 
+class DriftRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A window of a model's stream was compared with its reference."""
+
+    model: str
+    stream: str
+    size: int  # values of the window
+    is_smallest: bool  # of the sizes of windows
+    psi: float
+    is_alarm: bool
+    is_drifting: bool  # the last window of any size was an alarm
+    is_news: bool  # that has just changed
+    sentence: str
+
+
+class DriftForgotten(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's drift is not watched any more, or is compared with another reference from now on."""
+
+    model: str
+
+
 Event = (
     RequestEnded
     | RequestRefused
@@ -322,6 +343,8 @@ Event = (
     | CopyEnded
     | RolloutChanged
     | RolloutRemoved
+    | DriftRead
+    | DriftForgotten
 )
 Emit = Callable[[Event], None]
 

@@ -385,6 +385,17 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     retry_after_s: float | None = None  # when trying again makes sense; None: unknown
 
 
+class Facts(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers of one prediction, for its model's drift: of its first row, because the rows of a request are alike."""
+
+    rows: int = 1
+    input: float | None = None  # the mean of the first input of numbers
+    is_missing: bool | None = None  # an input has a NaN; None: no input has floats
+    label: str = ""  # a declared label, or the number of a class; empty: it is no classification
+    score: float | None = None  # the largest of the classes
+    output: float | None = None  # a few outputs: their mean; many: a fixed projection of them
+
+
 class End(msgspec.Struct, frozen=True, array_like=True):
     """How a request ended. Every accepted request has exactly one end."""
 
@@ -395,6 +406,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
     engine: EngineTimes | None = None  # of a generated text; None: no engine of this server prepared it
     routing: Routing | None = None  # set by the router
+    facts: Facts | None = None  # of a prediction, where its model's drift is watched
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):

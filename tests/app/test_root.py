@@ -24,6 +24,7 @@ from tests.tiny_server import TINY_WORKER, unknown
 from inferd.app.control_socket import open_control_socket
 from inferd.app.root import MAX_FILES, Ready, ServeOptions, Site, run
 from inferd.config import CacheConfig, Config, ModelCacheConfig
+from inferd.drift.monitors import Monitors
 from inferd.errors import ConfigError, InferdError, ModelLoadError, Unavailable
 from inferd.events import ignore
 from inferd.gateway.console.parts import Console
@@ -202,7 +203,8 @@ def test_a_configuration_that_is_not_adopted_leaves_no_gauges_of_its_models(tmp_
         payloads = PayloadLog(tmp_path, before.payloads, observer.payload_dropped)
         control = Control(before)
         rollouts = Rollouts(control.state, control.presence, bool, loaded, ignore, ignored, recorded)
-        site = Site(before, router, control, observer, Devices(), Console(before), payloads, rollouts)
+        monitors = Monitors(control.state, ignore)
+        site = Site(before, router, control, observer, Devices(), Console(before), payloads, rollouts, monitors)
         with pytest.raises(Unavailable):
             await site.adopt(after)
 

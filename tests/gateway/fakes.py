@@ -15,6 +15,8 @@ import msgspec
 import uvloop
 
 from inferd.config import Config, ModelConfig, ServerConfig
+from inferd.drift.monitors import DriftReport
+from inferd.drift.reference import Reference, StreamReference
 from inferd.errors import InferdError, InvalidRequest, ModelNotFound, StateUnavailable, Unauthenticated
 from inferd.events import Event, HttpServed
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
@@ -487,6 +489,37 @@ class FakeVersions(RegistryActions):
         return Changed(version=self._version, line=1, hash="0" * 64)
 
 
+class FakeDrift:
+    """Writes down what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def reports(self) -> list[DriftReport]:
+        return [self.report("tiny"), self.report("other")]
+
+    def report(self, entry: str) -> DriftReport:
+        return DriftReport(
+            model=entry,
+            version="1",
+            state="watching",
+            requests=1000,
+            wanted=1000,
+            false_alarm_days=30.0,
+            reference_version="1",
+            reference_at=1.0,
+            streams=[],
+        )
+
+    def reference(self, entry: str) -> Reference:
+        counts = StreamReference(names=("a",), counts=(990, 10))
+        return Reference(model=entry, version="1", requests=1000, taken_at=1.0, streams={"label": counts})
+
+    async def reset(self, entry: str) -> DriftReport:
+        self.asked.append(entry)
+        return self.report(entry)
+
+
 class FakeControl:
     """Writes down what was asked of it."""
 
@@ -494,6 +527,7 @@ class FakeControl:
         self.versions: RegistryActions = FakeVersions()
         self.keys = FakeKeys()
         self.rollouts = FakeRollouts()
+        self.drift = FakeDrift()
         self.asked: list[str] = []
         self.problems: tuple[str, ...] = ()
         self.failed: tuple[str, ...] = ()

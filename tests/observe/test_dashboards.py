@@ -49,6 +49,7 @@ ROWS = [
     "Workers and memory",
     "Devices",
     "Energy and cost",
+    "Drift",
     "Errors",
 ]
 OBJECTIVES = ObjectivesConfig(availability=0.99, ttft_ms=300.0, tpot_ms=300.0, total_ms=1000.0)

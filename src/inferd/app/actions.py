@@ -15,6 +15,7 @@ from inferd.app.energy_report import energy_report
 from inferd.app.reload import Reloader
 from inferd.config import Config, ModelConfig, VersionsConfig
 from inferd.config.versions import base_of
+from inferd.drift.monitors import Monitors
 from inferd.errors import InvalidRequest
 from inferd.gateway.control import (
     ModelReport,
@@ -75,12 +76,14 @@ class Actions:
         startup: Startup,
         rollouts: Rollouts,
         versions: RegistryActions,
+        drift: Monitors,
         stored: DurableStore | None = None,
     ) -> None:
         self._stored = stored
         self._startup = startup
         self.rollouts = rollouts
         self.versions = versions
+        self.drift = drift
         self._devices = devices
         self._address = address
         self._router = router

@@ -36,8 +36,10 @@ from inferd.app.keeping import Keeping
 from inferd.app.pinned_folder import pinned_folder
 from inferd.cache.open import open_cache
 from inferd.config import Config, ModelConfig, ObjectivesConfig, ServerConfig
+from inferd.drift.monitors import Monitors
+from inferd.drift.reference import read_references
 from inferd.errors import ConfigError, InternalError, ModelLoadError
-from inferd.events import Emit, Event, ReplicaChanged, ignore
+from inferd.events import Emit, Event, ReplicaChanged, RequestEnded, ignore
 from inferd.lifecycle.actions import RegistryActions
 from inferd.observe import Observer
 from inferd.observe.devices import Devices
@@ -153,6 +155,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
     from inferd.http.tls import Tls, certificate_of
 
     certificate = certificate_of(config.server.tls)
+    references = read_references(config)
     tls = Tls(certificate) if certificate is not None else None
     departure = Departure()
     async with contextlib.AsyncExitStack() as stack:
@@ -206,7 +209,8 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             divide,
             lambda name, change: _record(audit, name, change),
         )
-        counted = _both(rollouts.handle, emit)
+        monitors = Monitors(control.state, emit)
+        counted = _counted(monitors, _both(rollouts.handle, emit))
         copies = Copies(counted)
         stack.callback(copies.close)
         router = Router(_bound(config), counted, command=command, patience=patience, plan=plan, pin_below=pin_below)
@@ -229,7 +233,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         answered_by = AnsweringVersions(router.info, config_of)
         payloads = PayloadLog(data_folder(config.state), config.payloads, observer.payload_dropped, answered_by)
         stack.callback(payloads.close)
-        site = Site(config, router, control, observer, devices, console, payloads, rollouts, tls, copies)
+        site = Site(config, router, control, observer, devices, console, payloads, rollouts, monitors, tls, copies)
         devices.start()  # when the workers have started: what the drivers do at first may take long
         stack.callback(devices.stop)
         source = options.source
@@ -238,6 +242,9 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         rollouts.configure(config)
         if rollouts.plans:
             await rollouts.look()  # before the first request, as a version that was promoted serves all of them
+        monitors.configure(config, references)
+        monitoring = asyncio.create_task(monitors.keep())
+        stack.callback(monitoring.cancel)
         watching = asyncio.create_task(rollouts.keep())
         stack.callback(watching.cancel)
         starting = asyncio.create_task(audit.record_own("start", "done", detail=f"version {__version__}"))
@@ -250,6 +257,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             startup=observer.startup,
             rollouts=rollouts,
             versions=RegistryActions(control.state, lambda: site.config.registry, clock.wall),
+            drift=monitors,
             stored=stored,
         )
         runs = None if stored is None else Runs(stored, control.door, lambda: router.draining)
@@ -301,6 +309,17 @@ def _both(first: Emit, second: Emit) -> Emit:
         second(event)
 
     return emit
+
+
+def _counted(monitors: Monitors, emit: Emit) -> Emit:
+    """Counts the ends of requests for drift, and passes every event on."""
+
+    def emit_counted(event: Event) -> None:
+        if type(event) is RequestEnded:
+            monitors.ended(event)
+        emit(event)
+
+    return emit_counted
 
 
 def _is_ready(status: ModelStatus | None) -> bool:
@@ -418,11 +437,13 @@ class Site:
         console: Console,
         payloads: PayloadLog,
         rollouts: Rollouts,
+        monitors: Monitors,
         tls: Tls | None = None,
         copies: Copies | None = None,
     ) -> None:
         self.rollouts = rollouts
         self.copies = copies if copies is not None else Copies(ignore)
+        self.monitors = monitors
         self.payloads = payloads
         self.devices = devices
         self.tls = tls
@@ -464,6 +485,7 @@ class Site:
             from inferd.http.tls import certificate_of
 
             certificate = await asyncio.to_thread(certificate_of, config.server.tls)
+        references = await asyncio.to_thread(read_references, config)
         bound = _bound(config)
         # Events of a model may come before it is ready, so the observer knows it first.
         before = self.config
@@ -479,6 +501,7 @@ class Site:
         changed = changed_settings(before, config)
         self.config = config
         self.rollouts.configure(config)  # which divides the units again
+        self.monitors.configure(config, references)
         for server in self.servers:
             server.configure(config.server)
         self._configure_observer(config, _replicas(config))

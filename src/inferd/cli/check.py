@@ -149,6 +149,7 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
         problems += _lines(error)
     problems += _steps(config)
     problems += _certificate(config)
+    problems += _references(config)
     formats = _answer_formats(plan, config, warnings, problems)
     remotes = tuple(
         _remote(name, upstream, probe=probe) for name, model in config.models.items() for upstream in model.upstreams
@@ -261,6 +262,17 @@ def _steps(config: Config) -> list[str]:
             except InferdError as error:
                 found += [f"models.{name}: {line}" for line in _lines(error)]
     return found
+
+
+def _references(config: Config) -> tuple[str, ...]:
+    """Files of references that are none."""
+    from inferd.drift.reference import read_references
+
+    try:
+        read_references(config)
+    except ConfigError as error:
+        return _lines(error)
+    return ()
 
 
 def _certificate(config: Config) -> list[str]:

@@ -25,6 +25,7 @@ COMMANDS = {
     "drain": "running.drain",
     "models": "running.models",
     "rollout": "running.rollout",
+    "drift": "running.drift",
     "registry": "registry.group",
     "keys": "keys",
     "chat": "chat",

@@ -29,7 +29,14 @@ from inferd.config.server import (
     TlsConfig,
 )
 from inferd.config.tracing import TracingConfig
-from inferd.config.versioning import RolloutConfig, SignatureConfig, VerifyConfig, VersionsConfig
+from inferd.config.versioning import (
+    DriftConfig,
+    DriftStream,
+    RolloutConfig,
+    SignatureConfig,
+    VerifyConfig,
+    VersionsConfig,
+)
 from inferd.config.yaml_file import read_yaml
 
 __all__ = [
@@ -41,6 +48,8 @@ __all__ = [
     "Config",
     "DType",
     "DevicesConfig",
+    "DriftConfig",
+    "DriftStream",
     "KVCacheConfig",
     "MetricsConfig",
     "ModelCacheConfig",

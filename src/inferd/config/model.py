@@ -22,7 +22,7 @@ from inferd.config.routing import (
     RoutingConfig,
 )
 from inferd.config.section import Section
-from inferd.config.versioning import RolloutConfig, VerifyConfig, VersionsConfig
+from inferd.config.versioning import DriftConfig, RolloutConfig, VerifyConfig, VersionsConfig
 from inferd.types import PriorityClass
 
 Runtime = Literal[
@@ -221,6 +221,7 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
     versions: VersionsConfig = VersionsConfig()
     rollout: RolloutConfig | None = None
     verify: VerifyConfig | None = None
+    drift: DriftConfig = DriftConfig()
     queue: QueueConfig = QueueConfig()
     routing: RoutingConfig = RoutingConfig()
     breaker: BreakerConfig = BreakerConfig()

@@ -1,4 +1,5 @@
-"""Which versions of a model are served, how a new one comes to serve, and what its files must be.
+"""Which versions of a model are served, how a new one comes to serve, what its files must be, and whether its answers
+stay the same.
 
 ``versions.py`` makes entries of the configuration from it, ``rollout/`` follows the steps, and ``registry/verified.py``
 loads what was verified.
@@ -304,3 +305,54 @@ class VerifyConfig(Section, frozen=True, kw_only=True):
     ignore_unsigned_files: Annotated[
         bool, Meta(description="Files that are not signed are no reason to refuse the model; they are not loaded.")
     ] = False
+
+
+DriftStream = Literal[
+    "input_tokens", "output_tokens", "finish_reason", "rows", "input", "missing", "label", "score", "output"
+]
+"""A stream that may be watched. A model has those of its kind."""
+
+
+class DriftConfig(Section, frozen=True, kw_only=True):
+    """Whether requests and answers are still like earlier ones. Off by default.
+
+    A reference is taken from the first requests, and windows of later ones are compared with it. Only counts are kept.
+    """
+
+    enabled: Annotated[
+        bool,
+        Meta(description="Watch the model. A change of this setting replaces its workers; the others do not."),
+    ] = False
+    first: Annotated[
+        int,
+        Meta(description="The reference is taken from so many requests, the first without one.", ge=1000, le=1_000_000),
+    ] = 10_000
+    reference: Annotated[
+        str | None,
+        Meta(description="File of a reference, written by `inferd drift save`. Unset: it is taken from requests."),
+    ] = None
+    window: Annotated[
+        int,
+        Meta(
+            description=(
+                "Requests of the smallest window that is compared; there are windows of 4 and 16 times as many, too."
+            ),
+            ge=100,
+            le=1_000_000,
+        ),
+    ] = 1000
+    false_alarm_days: Annotated[
+        float,
+        Meta(
+            description="At most one false alarm of the model in so many days, on average, at each server.",
+            gt=0,
+            le=36_500,
+        ),
+    ] = 30.0
+    min_psi: Annotated[
+        float,
+        Meta(description="A change whose population stability index is smaller is no alarm. 0: any change is.", ge=0),
+    ] = 0.0
+    watch: Annotated[
+        tuple[DriftStream, ...], Meta(description="The streams that are watched. Empty: all that the model has.")
+    ] = ()

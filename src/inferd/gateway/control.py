@@ -12,6 +12,8 @@ from typing import Literal, Protocol
 import msgspec
 
 from inferd.config import ModelConfig
+from inferd.drift.monitors import DriftReport
+from inferd.drift.reference import Reference
 from inferd.gateway.upstream import ModelState
 from inferd.lifecycle.actions import RegistryActions
 from inferd.observe.startup import LoadReport, StartReport, StartupReport
@@ -188,6 +190,25 @@ class RolloutActions(Protocol):
         """Count the unit of a request as bad. Raises InvalidRequest for a request that is not known."""
 
 
+class DriftActions(Protocol):
+    """Operations on the drift of models. All but ``reports`` raise InvalidRequest for a model that is not watched."""
+
+    def reports(self) -> Sequence[DriftReport]:
+        """All versions of models that are watched."""
+        ...
+
+    def report(self, entry: str) -> DriftReport: ...
+
+    def reference(self, entry: str) -> Reference:
+        """The reference of a version's model. Raises InvalidRequest where there is none yet."""
+        ...
+
+    async def reset(self, entry: str) -> DriftReport:
+        """Take another reference from the next requests. Raises InvalidRequest where a file has it, and
+        StateUnavailable."""
+        ...
+
+
 class ControlActions(Protocol):
     """The operations on a running server."""
 
@@ -199,6 +220,9 @@ class ControlActions(Protocol):
 
     @property
     def versions(self) -> RegistryActions: ...
+
+    @property
+    def drift(self) -> DriftActions: ...
 
     def status(self) -> ServerReport: ...
 

@@ -11,10 +11,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from inferd.drift.monitors import DriftReport
+from inferd.drift.reference import Reference
 from inferd.events import Operation
 from inferd.gateway import operations
+from inferd.gateway.admin import drift, health, registry, rollouts
 from inferd.gateway.admin import endpoints as admin
-from inferd.gateway.admin import health, registry, rollouts
 from inferd.gateway.admin import requests as records
 from inferd.gateway.admin.audit import AuditList, AuditQuery, list_entries
 from inferd.gateway.admin.pages import docs_page, start_page
@@ -655,6 +657,17 @@ def _registry() -> tuple[Route, ...]:
     )
 
 
+def _drift() -> tuple[Route, ...]:
+    """How like their references the requests and answers of models are."""
+    one = "/admin/drift/{model}"
+    return (
+        _admin("GET", "/admin/drift", drift.list_drift, "The drift of all models.", drift.DriftList),
+        _admin("GET", one, drift.get_drift, "The drift of a model.", DriftReport, 400, 404),
+        _admin("GET", one + "/reference", drift.get_reference, "What it is compared with.", Reference, 400, 404),
+        _admin("POST", one + "/reset", drift.reset_drift, "Take another reference.", DriftReport, 400, 404),
+    )
+
+
 def _invocations() -> tuple[Route, ...]:
     v1 = _post(
         "/v1/models/{model}:predict",
@@ -776,6 +789,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     *_rollouts(),
     *_registry(),
+    *_drift(),
     _admin("GET", "/admin/keys", _list_keys, "The keys, without their secrets.", admin.KeyList),
     _admin(
         "POST",

@@ -102,6 +102,7 @@ def rows(scope: Scope) -> tuple[Row, ...]:
         _workers(scope),
         _devices(),
         _energy(scope),
+        _drift(scope),
         _errors(scope),
     )
 
@@ -356,6 +357,33 @@ def _energy(s: Scope) -> Row:
                 "none",
                 ((f"3600 * {s.rate(m.MODEL_COST, 'model, currency')}", "{{model}} {{currency}}"),),
                 "At the prices of the configuration (devices).",
+            ),
+        ),
+    )
+
+
+def _drift(s: Scope) -> Row:
+    both = "model, stream"
+    return Row(
+        "Drift",
+        (
+            Panel(
+                "Population stability index",
+                "none",
+                ((f"max by ({both}) ({s.series(m.DRIFT_PSI)})", "{{model}} {{stream}}"),),
+                "Of the last window against the reference. Chance alone makes it more than 0: inferd drift show.",
+            ),
+            Panel(
+                "Drifting streams",
+                "none",
+                ((f"sum by (model) ({s.series(m.DRIFT_DETECTED)})", "{{model}}"),),
+                "Streams that differ from the reference by more than chance.",
+            ),
+            Panel(
+                "Windows beyond chance",
+                "percentunit",
+                ((s.ratio(m.DRIFT_ALARMS, m.DRIFT_WINDOWS, both), "{{model}} {{stream}}"),),
+                most=1.0,
             ),
         ),
     )

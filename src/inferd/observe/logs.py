@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from inferd.events import (
     AdminActed,
     BreakerChanged,
+    DriftRead,
     HttpServed,
     ModelUnloaded,
     ReplicaChanged,
@@ -176,6 +177,17 @@ def rollout_line(event: RolloutChanged, wall_s: float) -> str:
     line |= {"model": event.model, "stable": event.stable, "new": event.new, "state": event.state}
     line |= {"share": event.share, "paused": event.is_paused, "reason": event.reason}
     return encoded({**line, "guards": [guard.text for guard in event.guards]})
+
+
+def drift_level(event: DriftRead) -> str:
+    return "warning" if event.is_drifting else "info"
+
+
+def drift_line(event: DriftRead, wall_s: float) -> str:
+    """The line of a stream that has begun, or ceased, to differ from its reference."""
+    line: JSON = {"ts": timestamp(wall_s), "level": drift_level(event), "event": "drift", "model": event.model}
+    line |= {"stream": event.stream, "drifting": event.is_drifting, "size": event.size, "psi": round(event.psi, 4)}
+    return encoded({**line, "sentence": event.sentence if event.is_drifting else ""})
 
 
 def _cut(text: str) -> str:

@@ -648,6 +648,33 @@ ROLLOUT_COPIES = Metric(
     "CopyEnded",
 )
 
+# -- drift -------------------------------------------------------------------------------------
+
+DRIFT_PSI = Metric(
+    "inferd_drift_psi",
+    "Population stability index of the last smallest window against the reference. Chance alone makes it more than 0.",
+    ("model", "stream"),
+    "DriftRead",
+)
+DRIFT_DETECTED = Metric(
+    "inferd_drift_detected",
+    "1 if the last window of any size differs from the reference by more than chance, else 0.",
+    ("model", "stream"),
+    "DriftRead",
+)
+DRIFT_WINDOWS = Metric(
+    "inferd_drift_windows_total",
+    "Windows that were compared with the reference, of all sizes.",
+    ("model", "stream"),
+    "DriftRead",
+)
+DRIFT_ALARMS = Metric(
+    "inferd_drift_alarms_total",
+    "Windows that differ from the reference by more than chance.",
+    ("model", "stream"),
+    "DriftRead",
+)
+
 # -- stored responses --------------------------------------------------------------------------
 
 STORED_BYTES = Metric(

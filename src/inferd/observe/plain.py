@@ -43,6 +43,9 @@ def plain(line: str) -> str | None:
                 f"{at} rollout of {neutral(entry['model'])} from version {entry['stable']} to {entry['new']}: "
                 f"{entry['state'].replace('_', ' ')}{paused}, {100 * entry['share']:g} %: {neutral(entry['reason'])}"
             )
+        case "drift":
+            what = f"drifts: {neutral(entry['sentence'])}" if entry["drifting"] else "is like its reference again"
+            return f"{at} {neutral(entry['model'])}: {entry['stream']} {what}"
         case "lines_dropped":
             return f"{at} {entry['level']}: {entry['lines']} lines of the log were dropped here"
         case "refused" | "breaker" | "retry" | "unload" | "audit" as event:

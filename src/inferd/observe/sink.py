@@ -27,6 +27,8 @@ from inferd.events import (
     ClientTurnedAway,
     ConfigReloaded,
     CopyEnded,
+    DriftForgotten,
+    DriftRead,
     Event,
     HttpServed,
     LoadProgress,
@@ -59,6 +61,8 @@ from inferd.observe.live.series import Reader
 from inferd.observe.logs import (
     SEVERITY,
     audit_line,
+    drift_level,
+    drift_line,
     http_level,
     http_line,
     replica_level,
@@ -447,6 +451,11 @@ class Observer:
             case RolloutRemoved():
                 for metric in (m.ROLLOUT_WEIGHT, m.ROLLOUT_STATE, m.ROLLOUT_EVIDENCE):
                     self._store.clear(metric, self._model(event.model))
+            case DriftRead():
+                self._drift_read(event)
+            case DriftForgotten():
+                for metric in (m.DRIFT_PSI, m.DRIFT_DETECTED):
+                    self._store.clear(metric, self._model(event.model))
             case ClientTurnedAway():
                 self._store.value(m.TURNED_AWAY).add()
             case LoadProgress():
@@ -466,6 +475,16 @@ class Observer:
         if event.is_news:
             value(m.ROLLOUT_CHANGES, model, event.state).add()
             self._write(rollout_level(event.state), rollout_line(event, self._wall()))
+
+    def _drift_read(self, event: DriftRead) -> None:
+        labels, value = (self._model(event.model), event.stream), self._store.value
+        if event.is_smallest:
+            value(m.DRIFT_PSI, *labels).set(event.psi)
+        value(m.DRIFT_DETECTED, *labels).set(int(event.is_drifting))
+        value(m.DRIFT_WINDOWS, *labels).add()
+        value(m.DRIFT_ALARMS, *labels).add(int(event.is_alarm))
+        if event.is_news:
+            self._write(drift_level(event), drift_line(event, self._wall()))
 
     def _queue_changed(self, event: QueueChanged) -> None:
         model = self._model(event.model)

@@ -23,6 +23,7 @@ from inferd.predict.codecs.port import Codec
 from inferd.predict.codecs.registry import codec_for
 from inferd.predict.contract import Contract
 from inferd.predict.estimate import BatchCost
+from inferd.predict.facts import FactsReader
 from inferd.predict.parts import PendingRequest, RequestItem, request_of
 from inferd.predict.runtime import Item, Result, Runtime, Staged, Streaming
 from inferd.types import End, ModelInfo, Output, Prediction, PredictRequest, StepStats
@@ -63,8 +64,10 @@ class PredictBackend:
         max_rows: int | None = None,
         codecs: Callable[[str], Codec] = codec_for,
         audit: float = 0.0,
+        facts: bool = False,
     ) -> None:
-        """``max_rows``: of one request; None: the default. ``audit``: the share of the requests that are audited."""
+        """``max_rows``: of one request; None: the default. ``audit``: the share of the requests that are audited.
+        ``facts``: the ends of requests have their facts."""
         contract = bounded(runtime.contract, max_rows, batcher.limits.max_rows)
         self.info = msgspec.structs.replace(info, max_rows=contract.max_rows, max_json=most_in_json(contract))
         self._runtime = runtime
@@ -74,6 +77,7 @@ class PredictBackend:
         self._batcher = batcher
         can_audit = contract.max_batch_size > 1 and not contract.is_stateful and not contract.is_decoupled
         self._audit = Audit(runtime, audit) if audit and can_audit and batcher.limits.mode != "off" else None
+        self._facts = FactsReader(contract) if facts else None
         self._codecs = codecs
         self._pending: dict[str, PendingRequest] = {}
         self._streams: dict[str, PendingRequest] = {}  # have begun, with answers to come
@@ -377,8 +381,12 @@ class PredictBackend:
         """End a request as done: with its answer, or after the last of several."""
         steps_s = dict(result.stages_s) if result is not None and result.stages_s else None
         timings = pending.timings(clock.now(), steps_s)
+        end = End("done", pending.usage, timings)
+        if self._facts is not None and result is not None:
+            facts = self._facts.read(pending.decoded.inputs, result.outputs)
+            end = End("done", pending.usage, timings, facts=facts)
         self._forget(pending)
-        self._outputs.append(Output(pending.request.id, (), None, End("done", pending.usage, timings), prediction))
+        self._outputs.append(Output(pending.request.id, (), None, end, prediction))
 
     def _end_cancelled(self, now: float) -> None:
         cancelled, self._cancelled = self._cancelled, []

@@ -59,7 +59,12 @@ def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress:
     info = model_info(name, config, artifact, contract, limits.max_rows)
     info = msgspec.structs.replace(info, load_s=seconds)
     batcher = Batcher(limits, cost)
-    return PredictBackend(runtime, batcher, info, max_rows=config.max_rows, audit=config.batching.audit)
+    return PredictBackend(
+        *(runtime, batcher, info),
+        max_rows=config.max_rows,
+        audit=config.batching.audit,
+        facts=config.drift.enabled,
+    )
 
 
 def _tried(runtime: Runtime, limits: Limits, cost: BatchCost, config: ModelConfig) -> Limits:

@@ -615,5 +615,6 @@ IN_PLACE_FIELDS = (
     "drain_s",
     "versions",
     "rollout",
+    "drift",
 )
 """Settings that change without another worker. The fleet applies the other settings."""

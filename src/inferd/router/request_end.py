@@ -43,6 +43,7 @@ def complete_end(end: End, ticket: Ticket, last: Output | Relayed | None, now: f
         end.num_preemptions,
         end.engine,
         routing_of(ticket, now),
+        end.facts,
     )
 
 
@@ -101,6 +102,7 @@ def ended_event(ticket: Ticket, end: End) -> RequestEnded:
         max_tokens=sampling.max_tokens if sampling is not None else None,
         priority=request.priority,
         num_preemptions=end.num_preemptions,
+        facts=end.facts,
     )
 
 

@@ -96,6 +96,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE TABLE registry_history (number BIGINT PRIMARY KEY, name TEXT NOT NULL, entry BYTEA NOT NULL)",
         "CREATE INDEX registry_history_name ON registry_history (name, number)",
     ),
+    (
+        # Of drift: the counts that a model's requests and answers are compared with.
+        "CREATE TABLE drift_references (model TEXT PRIMARY KEY, reference BYTEA NOT NULL)",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

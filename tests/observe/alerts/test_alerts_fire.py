@@ -112,6 +112,12 @@ CASES: dict[str, list[Case]] = {
         Case({f"inferd_queue_waiting{{{M}}}": "20+2x30"}, {f"inferd_queue_waiting{{{M}}}": "50x30"}),
         Case({f"inferd_queue_waiting{{{M}}}": "20+2x30"}, {f"inferd_queue_waiting{{{M}}}": "0+0.3x30"}),
     ],
+    "InferdDrift": [
+        Case(
+            {f'inferd_drift_detected{{{M},stream="label",{I}}}': "0x28 1x9"},
+            {f'inferd_drift_detected{{{M},stream="label",{I}}}': "1x10 0x30"},
+        ),
+    ],
     "InferdKvPressure": [
         Case(
             {f"inferd_kv_usage_ratio{{{R}}}": "0.95x30", f"inferd_preemptions_total{{{R}}}": "0+3x30"},

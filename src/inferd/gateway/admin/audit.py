@@ -48,6 +48,7 @@ ACTIONS: Final = {
         for action in ("validate", "approve", "canary", "promote", "archive", "reject")
     },
     ("POST", "/admin/registry/{model}/versions/{version}/evidence"): "registry_attach",
+    ("POST", "/admin/drift/{model}/reset"): "drift_reset",
     ("POST", "/admin/keys"): "create_key",
     ("DELETE", "/admin/keys/{id}"): "revoke_key",
     ("POST", "/admin/keys/{id}/rotate"): "rotate_key",

@@ -225,6 +225,14 @@ GENERAL: Final[tuple[Alert, ...]] = (
         _REPLICA + " is much slower than the others and gets no requests.",
         for_="5m",
     ),
+    Alert(
+        "InferdDrift",
+        "ticket",
+        "max by (model, stream) (inferd_drift_detected) == 1",
+        "{{ $labels.stream }} of {{ $labels.model }} has drifted",
+        "The requests or answers of {{ $labels.model }} differ from its reference by more than chance: "
+        "{{ $labels.stream }}.",
+    ),
     # -- what the server depends on
     Alert(
         "InferdStateUnavailable",

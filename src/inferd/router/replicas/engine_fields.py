@@ -42,6 +42,7 @@ ENGINE_FIELDS = (
     "environment",
     "max_rows",
     "rope_factors",
+    "drift.enabled",
 )
 """Settings that a worker acts on, which it gets once, when it loads."""
 

@@ -1,0 +1,161 @@
+"""The windows of one stream, and the level at which each is tested. Pure: time is an argument.
+
+A window of 1,000 values finds a large change soon, and a small one never. So four windows in a row are also one window
+of the next size, and there are three sizes.
+
+The promise is a rate: false alarms per second, whatever the traffic is. A window that closes is tested at the level
+
+    rate * seconds since the last window of its size was closed / (streams * sizes)
+
+so that levels add up to ``rate`` times the time that has passed. Without a change each test alarms with at most the
+probability of its level, so the expected number of false alarms in any time is at most ``rate`` times that time. When
+windows close does not depend on what is in them. Tests need not be independent of each other for that, so they may
+share one reference. A busy model has many windows with low levels, and an idle one few with higher ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from inferd.drift.cells import Cells, Compared, Value, compared, num_compared
+from inferd.drift.exact import is_near, tail
+from inferd.drift.psi import by_chance, psi
+
+SIZES: Final = (1, 4, 16)
+"""The sizes of windows, in windows of the configured size. Each is a multiple of the one before."""
+
+MAX_LEVEL: Final = 0.01
+"""A window after a long pause is tested at no higher level."""
+
+
+class Counted(NamedTuple):
+    """The reference of one stream: how many values are in each cell."""
+
+    cells: Cells
+    counts: tuple[int, ...]
+
+
+class Finding(NamedTuple):
+    """The comparison of a window with its reference."""
+
+    p: float  # of the most extreme set, times the number of sets; 1: all are as by chance
+    most: Compared | None  # that set
+
+
+class Reading(NamedTuple):
+    """A window that was tested."""
+
+    size: int  # its values
+    psi: float
+    psi_by_chance: float
+    p: float
+    level: float
+    is_alarm: bool
+    sentence: str  # what differs most; empty: nothing does
+
+
+def compare(reference: Counted, window: Sequence[int]) -> Finding:
+    """The exact comparison of a window's counts with the reference's, two-sided, for all sets at once."""
+    before, now = sum(reference.counts), sum(window)
+    least, most = 1.0, None
+    for one in compared(reference.cells, reference.counts, window):
+        hits, total = one.reference + one.window, before + now
+        if not hits or is_near(one.window, now, hits, total):
+            continue
+        found = tail(one.window, now, hits, total)
+        if found < least:
+            least, most = found, one
+    return Finding(min(1.0, 2.0 * num_compared(reference.cells) * least), most)
+
+
+def read(reference: Counted, window: Sequence[int], level: float, min_psi: float) -> Reading:
+    """Test a window at a level. A change with a smaller index than ``min_psi`` is no alarm."""
+    before, now = sum(reference.counts), sum(window)
+    found, index = compare(reference, window), psi(reference.counts, window)
+    sentence = ""
+    if found.most is not None:
+        most = found.most
+        sentence = (
+            f"{most.words} in {100 * most.window / now:.3g} % of the last {now:,}, and in "
+            f"{100 * most.reference / before:.3g} % of the reference"
+        )
+    return Reading(
+        size=now,
+        psi=index,
+        psi_by_chance=by_chance(before, now, len(reference.cells)),
+        p=found.p,
+        level=level,
+        is_alarm=found.p <= level and index >= min_psi,
+        sentence=sentence,
+    )
+
+
+class _Size:
+    """The open window of one size."""
+
+    __slots__ = ("closed_at", "counts", "last", "num_windows")
+
+    def __init__(self, num_cells: int, now: float) -> None:
+        self.counts = [0] * num_cells
+        self.num_windows = 0  # of the configured size, in ``counts``
+        self.closed_at = now
+        self.last: Reading | None = None
+
+
+class Windows:
+    """The windows of one stream at one version of a model."""
+
+    __slots__ = ("_counts", "_min_psi", "_num_values", "_rate", "_size", "_sizes", "num_alarms", "reference")
+
+    def __init__(self, reference: Counted, size: int, rate: float, min_psi: float, now: float) -> None:
+        """``size``: values of the smallest window. ``rate``: false alarms per second of this stream."""
+        self.reference = reference
+        self._size = size
+        self._rate = rate
+        self._min_psi = min_psi
+        self._sizes = [_Size(len(reference.cells), now) for _ in SIZES]
+        self._counts = [0] * len(reference.cells)  # of the open smallest window
+        self._num_values = 0
+        self.num_alarms = 0  # windows
+
+    def add(self, values: Sequence[Value], now: float) -> list[list[Reading]]:
+        """Count values, and test the windows that they fill: for each smallest window the readings of all sizes that
+        were full with it, the smallest first."""
+        closed = []
+        begin = 0
+        while begin < len(values):
+            part = values[begin : begin + self._size - self._num_values]
+            self.reference.cells.count(part, self._counts)
+            self._num_values += len(part)
+            begin += len(part)
+            if self._num_values == self._size:
+                closed.append(self._close(now))
+        return closed
+
+    def _close(self, now: float) -> list[Reading]:
+        readings = []
+        for size, multiple in zip(self._sizes, SIZES, strict=True):
+            for cell, count in enumerate(self._counts):
+                size.counts[cell] += count
+            size.num_windows += 1
+            if size.num_windows < multiple:
+                continue
+            level = min(MAX_LEVEL, self._rate * max(0.0, now - size.closed_at) / len(SIZES))
+            size.last = read(self.reference, size.counts, level, self._min_psi)
+            size.closed_at = now
+            size.counts, size.num_windows = [0] * len(self._counts), 0
+            self.num_alarms += size.last.is_alarm
+            readings.append(size.last)
+        self._counts, self._num_values = [0] * len(self._counts), 0
+        return readings
+
+    @property
+    def is_drifting(self) -> bool:
+        """Whether the last window of any size was an alarm."""
+        return any(size.last is not None and size.last.is_alarm for size in self._sizes)
+
+    @property
+    def last(self) -> list[Reading]:
+        """The last window of each size that has had one, the smallest first."""
+        return [size.last for size in self._sizes if size.last is not None]
