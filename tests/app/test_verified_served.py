@@ -10,6 +10,7 @@ import httpx
 import onnx
 import pytest
 from onnx.external_data_helper import convert_model_to_external_data
+from tests.app.test_replaced_files import answer_of, inferd, put
 from tests.artefacts.signers import key, private_pem, public_pem
 from tests.predict.live import serving
 from tests.predict.small_onnx import identity as small_model
@@ -95,6 +96,27 @@ def test_what_does_not_verify_is_not_loaded_and_disturbs_no_other_model(
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
     warning = next(line for line in lines if "although it does not verify" in line.get("message", ""))
     assert (warning["level"], warning["worker"]) == ("warning", "warned/0")
+
+
+@pytest.mark.parametrize("server", [{}, {"memory_bytes": 120_000_000}], ids=["beside", "in turn"])
+def test_files_that_do_not_verify_replace_nothing_that_serves(tmp_path: Path, server: dict[str, int]) -> None:
+    """With memory for two workers, and where the old one has to leave before the new one is loaded."""
+    folder, private = tmp_path / "m", private_pem(tmp_path, key())
+    folder.mkdir()
+    put(folder / "model.onnx", 1)
+    sign(folder, private)
+    verify = {"signature": {"public_key_file": str(public_pem(tmp_path, key()))}}
+    with serving(tmp_path, {"m": {"source": str(folder), "verify": verify}}, **server) as address:
+        assert answer_of(address.url) == 1.0
+        put(folder / "model.onnx", 2)
+        code, said = inferd("reload")
+        assert (code, "was signed" in said) == (1, True), said
+        assert answer_of(address.url) == 1.0
+        assert reports()["m"].state == "ready"
+        sign(folder, private)
+        code, said = inferd("reload")
+        assert code == 0, said
+        assert answer_of(address.url) == 2.0
 
 
 def test_inferd_check_verifies_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from inferd.artefacts.tree import not_verified
 from inferd.artefacts.trust import Trust
 from inferd.config import ModelConfig, VerifyConfig
 from inferd.errors import ModelLoadError
+from inferd.registry.artifact import artifact_of
 from inferd.registry.onnx_file import read_onnx
 from inferd.registry.source import Progress, check_code, is_code, is_remote, resolve, silent
 
@@ -81,6 +82,15 @@ def verify_source(config: ModelConfig, progress: Progress = silent) -> str:
     found = verify(path, policy_of(config.verify, path, config), links_into=links_into, progress=progress)
     _refuse_files_elsewhere(path, config)
     return found.evidence
+
+
+def refuse_early(config: ModelConfig) -> None:
+    """Raises the ModelLoadError that loading would raise, as far as it can be known without loading: of files that do
+    not verify, and of files that are not recognised."""
+    for _, part in verified_models("", config):
+        if part.verify is not None and part.verify.mode == "enforce":
+            verify_source(part)
+    artifact_of(config)
 
 
 def artefact_of(config: ModelConfig, progress: Progress = silent) -> tuple[Path, Path | None]:

@@ -393,11 +393,11 @@ class Fleet:
             return
         # Memory does not allow both: other replicas serve meanwhile, or requests wait. The new files are checked first,
         # as far as that is possible without loading them, because the old files may have been deleted.
-        from inferd.registry.artifact import artifact_of
         from inferd.registry.source import is_remote
+        from inferd.registry.verified import refuse_early
 
         if not is_remote(config.source):
-            await asyncio.to_thread(artifact_of, config)
+            await asyncio.to_thread(refuse_early, config)
         assert isinstance(old.replica, LocalReplica)
         pinned_files = old.replica.pinned_files
         await self._retire(old, unpin=False)
