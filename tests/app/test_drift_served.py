@@ -66,7 +66,7 @@ def test_other_digits_are_found_and_a_restarted_server_compares_with_the_same_re
         assert label["is_drifting"]
         code, printed = inferd("drift", "show", "digits")
         assert (code, "drifts: " in printed, "label          DRIFTS" in printed) == (0, True, True), printed
-        assert ": is '1' in 1" in printed, "of the digits of now all are ones"
+        assert "    is '1' in 1" in printed, "of the digits of now all are ones"
         page = client.get("/metrics").text.splitlines()
         assert 'inferd_drift_detected{model="digits",stream="label"} 1' in page
         assert any(line.startswith('inferd_drift_alarms_total{model="digits",stream="label"}') for line in page)

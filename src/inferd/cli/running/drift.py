@@ -86,7 +86,7 @@ def _line(stream: StreamReport) -> str:
         f"{stream.stream:<14} {'DRIFTS' if stream.is_drifting else 'ok':<7} PSI {shown.psi:.4f} "
         f"(by chance up to {shown.psi_by_chance:.4f})"
     )
-    return f"{line}: {shown.sentence}" if stream.is_drifting else line
+    return f"{line}\n    {shown.sentence}" if stream.is_drifting else line
 
 
 @command.command("save")
