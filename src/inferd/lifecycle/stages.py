@@ -184,7 +184,7 @@ def _check_evidence(record: Record, action: Action, policy: Policy) -> None:
 
 
 _REMEDIES: Final[Mapping[Kind, str]] = {
-    "digest": "'inferd registry verify' reads its files and compares them.",
+    "digest": "'inferd registry verify-files' reads its files and compares them.",
     "signature": "'inferd registry attach --kind signature' adds one.",
     "equivalence": "'inferd registry attach --kind equivalence' adds one.",
     "golden": "'inferd registry attach --kind golden' adds one.",
