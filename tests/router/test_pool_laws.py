@@ -364,15 +364,15 @@ class PoolMachine(RuleBasedStateMachine):
         """Some outputs and some ends; also some of unknown requests."""
         outputs = []
         for name in sorted(supervisor.holds):
-            kind = data.draw(st.sampled_from(["nothing", "token", "token", "end"]))
+            kind = data.draw(st.sampled_from(["nothing", "token", "token", "end", "fail"]))
             if kind == "token":
                 prompt = PromptReport(1, seed=7) if supervisor.holds[name] == 0 else None
                 outputs.append(Output(name, (Delta(0, "x", (1,)),), prompt))
                 supervisor.holds[name] += 1
-            elif kind == "end":
+            elif kind != "nothing":
                 del supervisor.holds[name]
-                outcome = "cancelled" if name in supervisor.cancelled else "done"
-                outputs.append(Output(name, (), None, End(outcome)))  # type: ignore[arg-type]
+                end = End("done") if kind == "end" else End("failed", failure=Failure("internal", "It broke."))
+                outputs.append(Output(name, (), None, End("cancelled") if name in supervisor.cancelled else end))
         if data.draw(st.booleans()):
             outputs.append(Output("nobody's", (), None, End("done")))
         self._do(supervisor.owner.worker_outputs, outputs, None)

@@ -128,6 +128,10 @@ WITH_IMAGE = [{"type": "input_text", "text": "a"}, {"type": "input_image", "imag
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_json"}]}]}, "input[0].content[0].data"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input[0].call_id"),
+        (
+            {"input": [{"role": "user", "content": "x"}, {"type": "additional_tools", "role": "developer"}]},
+            "input[1].type",
+        ),
         ({"input": ""}, "input"),
         ({"input": []}, "input"),
     ],

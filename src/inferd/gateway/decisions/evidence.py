@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from inferd.gateway.decisions.wire import JSON, EvidenceItem, EvidencePart
 from inferd.gateway.errors import invalid, shown
-from inferd.gateway.generation.items import InputItem, Part, Placed, messages_of
+from inferd.gateway.generation.items import TOOLS, InputItem, Part, Placed, messages_of
 from inferd.gateway.generation.writer import encode
 from inferd.gateway.limits import MAX_MESSAGES
 
@@ -23,6 +23,13 @@ def messages_of_input(given: str | list[EvidenceItem]) -> list[JSON]:
         return [{"role": "user", "content": given}]
     if len(given) > MAX_MESSAGES:
         raise invalid("input", f"input may have at most {MAX_MESSAGES} items, not {len(given)}.")
+    for i, item in enumerate(given):
+        if item.type == TOOLS:
+            raise invalid(
+                f"input[{i}].type",
+                f"input[{i}].type is {shown(TOOLS)}, and a question has no tools; leave the item out.",
+                "unsupported_content",
+            )
     placed = [Placed(f"input[{i}]", _item(item, f"input[{i}]")) for i, item in enumerate(given)]
     messages, _ = messages_of(None, placed)
     return messages
