@@ -26,6 +26,7 @@ COMMANDS = {
     "models": "running.models",
     "rollout": "running.rollout",
     "drift": "running.drift",
+    "checklist": "running.checklist",
     "registry": "registry.group",
     "keys": "keys",
     "chat": "chat",
