@@ -65,6 +65,7 @@ class Race:
         self.reader, self.ticket = self.ask("r")
         made: list[Any] = list(FakeRemote.made if is_remote else FakeSupervisor.made)
         self.attempts = sorted(made, key=lambda one: "r" not in one.holds)
+        self.begun_at: tuple[float | None, float | None] = (None, None)
 
     def ask(self, name: str) -> tuple[Reader, Ticket]:
         reader = Reader()
@@ -143,6 +144,7 @@ def racing(is_remote: bool) -> Iterator[tuple[asyncio.Runner, Race]]:
 
         race = runner.run(begin())
         assert race.holding() == {0, 1}, "the request runs at both"
+        race.begun_at = (race.ticket.dispatched_at, race.ticket.hedged_at)
         yield runner, race
         runner.run(race.pool.stop())
 
@@ -195,6 +197,8 @@ def test_whatever_becomes_of_two_attempts_there_is_one_answer_and_nothing_is_lef
             assert race.holding() == running, order
             assert {who for who in (0, 1) if race.replica(who).ticket("r") is not None} == running, order
             assert race.cancelled() == cancelled, order
+            if text:
+                assert race.ticket.dispatched_at == race.begun_at[int(text[0])], order
             if end is None:
                 used = (race.ticket.runner, race.ticket.hedge_replica)
                 assert {who for who in (0, 1) if race.replica(who) in used} == running - cancelled, order
