@@ -332,6 +332,12 @@ def test_a_name_that_is_no_source_is_a_problem() -> None:
     assert "'nowhere' is no model source" in examine("nowhere", probe=False).problems[0]
 
 
+def test_a_reference_to_a_registry_is_not_looked_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, "models: {m: {source: 'registry:churn@production'}}\n")
+    assert main(["check", str(file)]) == 3
+    assert "registry:churn@production (m) is looked up in the registry when it is served" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", [["check"], ["serve"]])
 def test_a_path_with_a_typo_is_not_taken_for_a_hub_id(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -23,7 +23,7 @@ from inferd.config import Config, ModelConfig, RemoteConfig, stray_variables
 from inferd.config.units import bytes_text
 from inferd.config.versions import rollout_warnings
 from inferd.errors import ConfigError, InferdError
-from inferd.registry.source import defines_class, find, is_code, is_remote
+from inferd.registry.source import defines_class, find, is_code, is_reference, is_remote
 from inferd.registry.triton import is_repository, read_repository
 from inferd.registry.verified import verified_models, verify_source
 from inferd.tenancy.door import is_loopback
@@ -36,6 +36,9 @@ NOT_CHECKED: Final = 3
 
 _CONFIGURATIONS: Final = (".yaml", ".yml")
 _NOT_DOWNLOADED: Final = "is not downloaded yet, so its files and the memory it takes are unknown"
+_NOT_LOOKED_UP: Final = (
+    "is looked up in the registry when it is served, so its files and the memory it takes are unknown"
+)
 _NOT_DEFINED: Final = (
     "is Python code, which check does not run, and no text that it finds defines the class; whether the class is there "
     "is known when it is loaded"
@@ -237,7 +240,7 @@ def _read(source: str, warnings: list[str], allowed: Mapping[str, bool]) -> Conf
 
 def _unread(model: ModelConfig) -> list[tuple[str, str]]:
     """The sources of a model that cannot be checked before it is served, and why: hub ids that are not downloaded yet,
-    and Python classes whose definition is not found."""
+    references to a registry, and Python classes whose definition is not found."""
     draft = model.speculation.draft if model.speculation.method in ("auto", "draft") else None
     steps = [msgspec.convert(section, ModelConfig) for section in model.pipeline.models.values()]
     sources = [*([] if model.is_remote or model.is_pipeline else [model.source]), *([draft] if draft else [])]
@@ -245,6 +248,8 @@ def _unread(model: ModelConfig) -> list[tuple[str, str]]:
     for source in sources:
         if is_code(source) and not defines_class(source):
             found.append((source, _NOT_DEFINED))
+        elif is_reference(source):
+            found.append((source, _NOT_LOOKED_UP))
         elif is_remote(source) and find(source) is None:
             found.append((source, _NOT_DOWNLOADED))
     return [*found, *(pair for step in steps for pair in _unread(step))]

@@ -10,10 +10,12 @@ from tests.gateway.admin.test_admin_api import KEYS, ask
 from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, Running, running
 
 from inferd import clock
+from inferd.app.audit import AuditTrail
 from inferd.config.versioning import RegistryConfig
 from inferd.lifecycle import registry
 from inferd.lifecycle.actions import RegistryActions
 from inferd.lifecycle.registry import Finding, NewVersion
+from inferd.state.audit import AuditLog
 from inferd.state.database import Database
 from inferd.state.open import open_database
 from inferd.state.thread import StateThread
@@ -110,3 +112,18 @@ def test_without_permission_nothing_is_shown_or_changed(server: Running) -> None
         assert ask(server, "POST", "registry/churn/versions/1/validate", key).status_code in (401, 403)
     assert ask(server, "POST", "registry/churn/versions/1/validate", "narrow").status_code == 404
     assert ask(server, "GET", "registry/churn/versions/1").json()["record"]["stage"] == "verified"
+
+
+def test_the_audit_log_has_the_head_of_the_history_after_each_action(tmp_path: Path) -> None:
+    trail = AuditTrail(tmp_path, lambda event: None)
+    with running(FakeRouter("tiny"), door=FakeDoor(KEYS), control=FakeControl(), audit=trail) as server:
+        assert ask(server, "POST", "registry/tiny/versions/1/approve").status_code == 200
+        report = {"kind": "golden", "passed": True, "report": {}}
+        assert ask(server, "POST", "registry/tiny/versions/1/evidence", json=report).status_code == 200
+    trail.close()
+    assert [(one.action, one.target, one.outcome, one.detail) for one in reversed(AuditLog(tmp_path).entries())] == [
+        ("registry_approve", "tiny/versions/1", "begun", ""),
+        ("registry_approve", "tiny/versions/1", "done", f"registry line 1:{'0' * 64}"),
+        ("registry_attach", "tiny/versions/1", "begun", ""),
+        ("registry_attach", "tiny/versions/1", "done", f"registry line 1:{'0' * 64}"),
+    ]
