@@ -57,7 +57,7 @@ def command(
     \b
     Examples:
       inferd registry verify ./my-model --public-key release.pub
-      inferd registry verify ./my-model --certificate-chain ca.pem --identity a@b.org
+      inferd registry verify ./my-model --certificate-chain roots.pem
       inferd registry verify ./model.onnx --digest tree-sha256:4f0c...
     """
     from inferd.artefacts.manifest import is_digest
