@@ -237,6 +237,14 @@ def _artefact(seen: Seen) -> Iterator[Item]:
     )
     yield _of_config(
         seen,
+        "files are verified before they are loaded",
+        lambda config: all(model.verify is not None for model in config.models.values() if not model.is_remote),
+        "Set models.NAME.verify: a pinned digest, or a signature of a trusted key.",
+        "docs/artefacts.md",
+        is_required=False,
+    )
+    yield _of_config(
+        seen,
         "no model may run code or open pickles of its files",
         lambda config: not any(model.allow_code or model.allow_pickle for model in config.models.values()),
         "Convert the model to a format without code (ONNX, skops), and leave allow_code and allow_pickle out.",
