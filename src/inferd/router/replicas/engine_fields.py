@@ -43,6 +43,7 @@ ENGINE_FIELDS = (
     "max_rows",
     "rope_factors",
     "drift.enabled",
+    "verify",
 )
 """Settings that a worker acts on, which it gets once, when it loads."""
 
