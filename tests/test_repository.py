@@ -31,6 +31,7 @@ BROAD_EXCEPT = {
     "observe/traces/exporter.py": "the loop of a thread: a defect loses the spans of one request",
     "app/audit.py": "the loop of a thread that answers for others",
     "app/reload.py": "the loop that follows the configuration's file",
+    "autoscale/controller.py": "the loop that looks at the load",
     "rollout/rollouts.py": "the loop that looks at rollouts",
     "remote/connection.py": "a callback of the event loop: what it raises ends the exchange that it served",
     "remote/pool.py": "a task that connects for a request: what it raises ends that request",

@@ -322,6 +322,32 @@ class DriftForgotten(msgspec.Struct, frozen=True, kw_only=True):
     model: str
 
 
+class Scaled(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of replicas that a model is to have, as it was just decided, and what the decision was made of."""
+
+    model: str
+    desired: int
+    before: int  # replicas, those that started included
+    ready: int
+    starting: int
+    leaving: int
+    rule: str  # the input that decided, or another word for why
+    reason: str
+    needs: dict[str, int]  # replicas that each input needs
+    waiting: int
+    in_flight: int
+    requests_per_s: float | None
+    served_per_s: float | None  # by one replica
+    ready_s: float | None  # from the start of a replica until it is ready
+    is_news: bool  # the number was changed, or is held against what is needed; else other counts have changed
+
+
+class ScalingRemoved(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's number of replicas follows the load no more."""
+
+    model: str
+
+
 Event = (
     RequestEnded
     | RequestRefused
@@ -345,6 +371,8 @@ Event = (
     | RolloutRemoved
     | DriftRead
     | DriftForgotten
+    | Scaled
+    | ScalingRemoved
 )
 Emit = Callable[[Event], None]
 

@@ -77,7 +77,7 @@ LOADS = {("m", 1): LOAD}
 
 
 def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
-    assert model_report(MODEL, (REPLICA,), CONFIG, LOADS) == ModelReport(
+    assert model_report(MODEL, (REPLICA,), CONFIG, LOADS, 3) == ModelReport(
         name="m",
         state="unavailable",
         load="on_demand",
@@ -112,6 +112,7 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
         detail="replica 1 is unreachable",
         answer_format="hermes, a call parsed back",
         verified="digest tree-sha256:0",
+        desired=3,
         num_threads=2,
         cores=[0, 3],
     )
@@ -119,7 +120,7 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
 
 def test_every_field_of_the_reports_is_filled_in() -> None:
     """Else a report would document a field that always has its default."""
-    made = model_report(MODEL, (REPLICA,), CONFIG, LOADS)
+    made = model_report(MODEL, (REPLICA,), CONFIG, LOADS, 3)
     for report in (made, *made.replicas):
         for field in msgspec.structs.fields(report):
             assert getattr(report, field.name) != field.default, f"{type(report).__name__}.{field.name}"

@@ -23,6 +23,7 @@ from tests.tiny_server import TINY_WORKER, unknown
 
 from inferd.app.control_socket import open_control_socket
 from inferd.app.root import MAX_FILES, Ready, ServeOptions, Site, run
+from inferd.autoscale.controller import Autoscaler
 from inferd.config import CacheConfig, Config, ModelCacheConfig
 from inferd.drift.monitors import Monitors
 from inferd.errors import ConfigError, InferdError, ModelLoadError, Unavailable
@@ -204,7 +205,9 @@ def test_a_configuration_that_is_not_adopted_leaves_no_gauges_of_its_models(tmp_
         control = Control(before)
         rollouts = Rollouts(control.state, control.presence, bool, loaded, ignore, ignored, recorded)
         monitors = Monitors(control.state, ignore)
-        site = Site(before, router, control, observer, Devices(), Console(before), payloads, rollouts, monitors)
+        scaling = Autoscaler(router, str, ignore)
+        console = Console(before)
+        site = Site(before, router, control, observer, Devices(), console, payloads, rollouts, monitors, scaling)
         with pytest.raises(Unavailable):
             await site.adopt(after)
 

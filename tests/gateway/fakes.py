@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import uvloop
 
+from inferd.autoscale.controller import ScalingReport
 from inferd.config import Config, ModelConfig, ServerConfig
 from inferd.drift.monitors import DriftReport
 from inferd.drift.reference import Reference, StreamReference
@@ -520,6 +521,18 @@ class FakeDrift:
         return self.report(entry)
 
 
+class FakeScaling:
+    """One model, whose number of replicas follows its load."""
+
+    def reports(self) -> Sequence[ScalingReport]:
+        return [self.report("tiny")]
+
+    def report(self, model: str) -> ScalingReport:
+        if model != "tiny":
+            raise InvalidRequest(f"The model {model!r} has a fixed number of replicas.", param="model")
+        return ScalingReport(model=model, min=1, max=4, desired=2, ready=1, starting=1, rule="panic", reason="9 of 4")
+
+
 class FakeControl:
     """Writes down what was asked of it."""
 
@@ -527,6 +540,7 @@ class FakeControl:
         self.versions: RegistryActions = FakeVersions()
         self.keys = FakeKeys()
         self.rollouts = FakeRollouts()
+        self.scaling = FakeScaling()
         self.drift = FakeDrift()
         self.asked: list[str] = []
         self.problems: tuple[str, ...] = ()

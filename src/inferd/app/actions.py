@@ -13,6 +13,7 @@ from inferd import __version__, clock
 from inferd.app.departure import Departure
 from inferd.app.energy_report import energy_report
 from inferd.app.reload import Reloader
+from inferd.autoscale.controller import Autoscaler
 from inferd.config import Config, ModelConfig, VersionsConfig
 from inferd.config.versions import base_of
 from inferd.drift.monitors import Monitors
@@ -75,6 +76,7 @@ class Actions:
         devices: Devices,
         startup: Startup,
         rollouts: Rollouts,
+        scaling: Autoscaler,
         versions: RegistryActions,
         drift: Monitors,
         stored: DurableStore | None = None,
@@ -82,6 +84,7 @@ class Actions:
         self._stored = stored
         self._startup = startup
         self.rollouts = rollouts
+        self.scaling = scaling
         self.versions = versions
         self.drift = drift
         self._devices = devices
@@ -99,7 +102,8 @@ class Actions:
     def status(self) -> ServerReport:
         config = self._config()
         loads = self._last_loads()
-        models = [self._report(status, config, loads) for status in self._router.models()]
+        desired = {report.model: report.desired for report in self.scaling.reports()}
+        models = [self._report(status, config, loads, desired.get(status.name)) for status in self._router.models()]
         return ServerReport(
             status="draining" if self._router.draining else "serving",
             version=__version__,
@@ -151,8 +155,14 @@ class Actions:
         status = next(status for status in self._router.models() if status.name == model)
         return self._report(status, self._config(), self._last_loads())
 
-    def _report(self, status: ModelStatus, config: Config, loads: Mapping[tuple[str, int], LoadReport]) -> ModelReport:
-        return model_report(status, self._router.replica_statuses(status.name), config, loads)
+    def _report(
+        self,
+        status: ModelStatus,
+        config: Config,
+        loads: Mapping[tuple[str, int], LoadReport],
+        desired: int | None = None,
+    ) -> ModelReport:
+        return model_report(status, self._router.replica_statuses(status.name), config, loads, desired)
 
 
 def _tenants(quotas: Sequence[QuotaUse], stored: DurableStore | None) -> list[TenantReport]:
@@ -181,8 +191,9 @@ def model_report(
     replicas: Iterable[ReplicaStatus],
     config: Config,
     loads: Mapping[tuple[str, int], LoadReport] = {},
+    desired: int | None = None,
 ) -> ModelReport:
-    """``loads``: the last load of each replica, by model and index."""
+    """``loads``: the last load of each replica, by model and index. ``desired``: its replicas by the load."""
     model = config.models.get(status.name)
     version = "1" if model is None else model.version
     named = config.models.get(base_of(status.name), model)
@@ -205,6 +216,7 @@ def model_report(
         detail=status.detail,
         answer_format="" if status.info is None else status.info.answer_format,
         verified="" if status.info is None else status.info.verified,
+        desired=desired,
         num_threads=0 if status.info is None else status.info.num_threads,
         cores=[] if status.info is None else list(status.info.cores),
     )

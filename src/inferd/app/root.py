@@ -34,8 +34,10 @@ from inferd.app.departure import Departure
 from inferd.app.device_usage import DeviceUsage
 from inferd.app.keeping import Keeping
 from inferd.app.pinned_folder import pinned_folder
+from inferd.autoscale.controller import Autoscaler
 from inferd.cache.open import open_cache
 from inferd.config import Config, ModelConfig, ObjectivesConfig, ServerConfig
+from inferd.config.versions import base_of
 from inferd.drift.monitors import Monitors
 from inferd.drift.reference import read_references
 from inferd.errors import ConfigError, InternalError, ModelLoadError
@@ -200,6 +202,9 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         def divide(plans: Mapping[str, Plan], splits: Mapping[str, Split]) -> None:
             site.divide(plans, splits)
 
+        def held(model: str) -> str:
+            return site.held(model)
+
         rollouts = Rollouts(
             control.state,
             control.presence,
@@ -215,6 +220,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         stack.callback(copies.close)
         router = Router(_bound(config), counted, command=command, patience=patience, plan=plan, pin_below=pin_below)
         stack.push_async_callback(router.stop)
+        scaling = Autoscaler(router, held, emit)
         observer.startup.enter("workers")
         await router.start()  # before the imports below: the workers' own take longer
         observer.startup.enter("routes")
@@ -233,13 +239,16 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         answered_by = AnsweringVersions(router.info, config_of)
         payloads = PayloadLog(data_folder(config.state), config.payloads, observer.payload_dropped, answered_by)
         stack.callback(payloads.close)
-        site = Site(config, router, control, observer, devices, console, payloads, rollouts, monitors, tls, copies)
+        site = Site(
+            config, router, control, observer, devices, console, payloads, rollouts, monitors, scaling, tls, copies
+        )
         devices.start()  # when the workers have started: what the drivers do at first may take long
         stack.callback(devices.stop)
         source = options.source
         audit = AuditTrail(data_folder(config.state), emit)
         stack.callback(audit.close)
         rollouts.configure(config)
+        scaling.configure(config)
         if rollouts.plans:
             await rollouts.look()  # before the first request, as a version that was promoted serves all of them
         monitors.configure(config, references)
@@ -247,6 +256,9 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         stack.callback(monitoring.cancel)
         watching = asyncio.create_task(rollouts.keep())
         stack.callback(watching.cancel)
+        stack.callback(scaling.stop)
+        following_load = asyncio.create_task(scaling.keep())
+        stack.callback(following_load.cancel)
         starting = asyncio.create_task(audit.record_own("start", "done", detail=f"version {__version__}"))
         stack.callback(starting.cancel)
         reloader = None if source is None else Reloader(source, site.adopt, emit, audit.record_own)
@@ -256,6 +268,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             *(router, control, departure, reloader, lambda: site.divided, site.override, path, address, devices),
             startup=observer.startup,
             rollouts=rollouts,
+            scaling=scaling,
             versions=RegistryActions(control.state, lambda: site.config.registry, clock.wall),
             drift=monitors,
             stored=stored,
@@ -438,10 +451,12 @@ class Site:
         payloads: PayloadLog,
         rollouts: Rollouts,
         monitors: Monitors,
+        scaling: Autoscaler,
         tls: Tls | None = None,
         copies: Copies | None = None,
     ) -> None:
         self.rollouts = rollouts
+        self.scaling = scaling
         self.copies = copies if copies is not None else Copies(ignore)
         self.monitors = monitors
         self.payloads = payloads
@@ -501,6 +516,7 @@ class Site:
         changed = changed_settings(before, config)
         self.config = config
         self.rollouts.configure(config)  # which divides the units again
+        self.scaling.configure(config)
         self.monitors.configure(config, references)
         for server in self.servers:
             server.configure(config.server)
@@ -510,6 +526,13 @@ class Site:
             applied.done.append("server.tls: new connections are shown the certificate of now.")
         applied.done.extend(changed)
         return applied
+
+    def held(self, model: str) -> str:
+        """Why no replica of a model may leave now; empty: one may."""
+        if self._adopting.locked():
+            return "another configuration is being adopted"
+        split = self._splits.get(base_of(model))
+        return "its rollout is under way" if split is not None and split.is_counted else ""
 
     def divide(self, plans: Mapping[str, Plan], splits: Mapping[str, Split]) -> None:
         """Divide the units of models among their versions as rollouts say, from the next request on."""

@@ -45,7 +45,7 @@ class Row:
     """What is known of one model."""
 
     def __init__(self, model: ModelConfig) -> None:
-        self.is_on_demand = model.num_local > 0 and model.load == "on_demand"
+        self.is_on_demand = model.num_local > 0 and model.is_on_demand
         self.num_remote = len(model.upstreams)
         self.num_replicas = self.num_remote + (0 if self.is_on_demand else model.num_local)
         self.states: dict[int, str] = {}

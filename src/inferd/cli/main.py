@@ -25,6 +25,7 @@ COMMANDS = {
     "drain": "running.drain",
     "models": "running.models",
     "rollout": "running.rollout",
+    "scale": "running.scale",
     "drift": "running.drift",
     "checklist": "running.checklist",
     "registry": "registry.group",

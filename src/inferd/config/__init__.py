@@ -18,7 +18,14 @@ from inferd.config.payloads import PayloadsConfig
 from inferd.config.pipelines import PipelineConfig, StepConfig
 from inferd.config.prediction import BatchingConfig, SequenceConfig, TensorConfig
 from inferd.config.remote import RemoteConfig, RemoteSettings
-from inferd.config.routing import BreakerConfig, ModelCacheConfig, QueueConfig, RetryConfig, RoutingConfig
+from inferd.config.routing import (
+    BreakerConfig,
+    ModelCacheConfig,
+    QueueConfig,
+    RetryConfig,
+    RoutingConfig,
+    ScalingConfig,
+)
 from inferd.config.server import (
     AliasDialect,
     CacheConfig,
@@ -64,6 +71,7 @@ __all__ = [
     "RolloutConfig",
     "RoutingConfig",
     "Runtime",
+    "ScalingConfig",
     "SchedulerConfig",
     "SequenceConfig",
     "ServerConfig",

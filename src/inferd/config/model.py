@@ -20,6 +20,7 @@ from inferd.config.routing import (
     QueueConfig,
     RetryConfig,
     RoutingConfig,
+    ScalingConfig,
 )
 from inferd.config.section import Section
 from inferd.config.versioning import DriftConfig, RolloutConfig, VerifyConfig, VersionsConfig
@@ -222,6 +223,7 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
     rollout: RolloutConfig | None = None
     verify: VerifyConfig | None = None
     drift: DriftConfig = DriftConfig()
+    scaling: ScalingConfig | None = None
     queue: QueueConfig = QueueConfig()
     routing: RoutingConfig = RoutingConfig()
     breaker: BreakerConfig = BreakerConfig()
@@ -246,8 +248,20 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
 
     @functools.cached_property
     def num_local(self) -> int:
-        """Local replicas."""
-        return 0 if self.is_remote else self.replicas
+        """Local replicas, at most."""
+        if self.is_remote:
+            return 0
+        return self.replicas if self.scaling is None else self.scaling.max
+
+    @property
+    def num_at_start(self) -> int:
+        """Local replicas that begin with the model."""
+        return self.num_local if self.scaling is None else max(1, self.scaling.min)
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether a request loads the model."""
+        return self.load == "on_demand" or (self.scaling is not None and self.scaling.min == 0)
 
     @functools.cached_property
     def upstreams(self) -> tuple[RemoteConfig, ...]:

@@ -1,4 +1,6 @@
-"""A model's requests in the router: queue, choice of a replica, circuit breakers, retries and the response cache."""
+"""A model's requests in the router: queue, choice of a replica, circuit breakers, retries, the response cache, and how
+many replicas there are by the load (``autoscale/`` decides the number).
+"""
 
 from __future__ import annotations
 
@@ -120,3 +122,42 @@ class ModelCacheConfig(Section, frozen=True, kw_only=True):
     )
     ttl_s: Annotated[float, Meta(description="Seconds that an answer is kept.", gt=0)] = 3600.0
     any_temperature: Annotated[bool, Meta(description="Keep answers of requests that draw at random as well.")] = False
+
+
+IDLE_AFTER_S = 300.0
+"""Seconds without a request after which the last replica stops, where ``min`` is 0 and idle_after_s is unset."""
+
+
+class ScalingTargetConfig(Section, frozen=True, kw_only=True):
+    """What more replicas are started for. Every target counts; the one that needs most replicas decides."""
+
+    queue_ms: Annotated[
+        float,
+        Meta(description="Milliseconds that requests may wait for a replica.", gt=0, le=3_600_000),
+    ] = 200.0
+    in_flight: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="Requests of one replica, in work and waiting; unset: their number does not count."),
+    ] = None
+    duty: Annotated[
+        Annotated[float, Meta(gt=0, lt=1)] | None,
+        Meta(
+            description="Part of the time that replicas work. One more replica is started when it was higher for two "
+            "minutes, if there are more requests than replicas. Unset (null): it does not count."
+        ),
+    ] = 0.7
+
+
+class ScalingConfig(Section, frozen=True, kw_only=True):
+    """A number of replicas that follows the load. Without this section the model has ``replicas``."""
+
+    min: Annotated[
+        int,
+        Meta(description="Fewest replicas. 0: the model is loaded when a request needs it.", ge=0, le=64),
+    ] = 1
+    max: Annotated[int, Meta(description="Most replicas. Memory and cores are planned for all of them.", ge=1, le=64)]
+    target: ScalingTargetConfig = ScalingTargetConfig()
+    down_after_s: Annotated[
+        float,
+        Meta(description="A replica is stopped when fewer were enough for so many seconds.", gt=0, le=86_400),
+    ] = 60.0

@@ -31,6 +31,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Settings of local workers, which say nothing where every replica is remote.
 _LOCAL_ONLY = (
     "replicas",
+    "scaling",
     "load",
     "idle_after_s",
     "memory_bytes",
@@ -51,6 +52,7 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
         yield from problems_of(("models", name), model, config.models)
         yield from _rollout(("models", name), model)
         yield from _verify(("models", name), model)
+        yield from _scaling(("models", name), model)
     yield from _payloads(config)
     yield from _memory(config)
     yield from _regions(config)
@@ -244,6 +246,38 @@ def _rollout(here: Place, model: ModelConfig) -> Iterator[Problem]:
     yield from _rollout_guards(at, rollout, model)
 
 
+def _scaling(here: Place, model: ModelConfig) -> Iterator[Problem]:
+    """Everything wrong with a number of replicas that follows the load. ``here``: the model's place."""
+    scaling = model.scaling
+    if scaling is None or model.is_remote:
+        return
+    at = (*here, "scaling")
+    if scaling.min > scaling.max:
+        yield Problem((*at, "min"), f"{scaling.min} is above scaling.max = {scaling.max}; lower it, or raise the max.")
+    if model.replicas != _default(model, "replicas"):
+        yield Problem(
+            (*here, "replicas"),
+            "scaling is given as well; keep replicas for a fixed number, or scaling for one that follows the load.",
+        )
+    if scaling.min > 0 and model.load == "on_demand":
+        yield Problem(
+            (*here, "load"),
+            f"on_demand begins without a replica, and scaling.min is {scaling.min}; leave load out, or set the min to "
+            "0.",
+        )
+    if scaling.min > 0 and model.idle_after_s is not None:
+        yield Problem(
+            (*here, "idle_after_s"),
+            f"it unloads the model, and scaling.min keeps {scaling.min}; leave it out, or set the min to 0.",
+        )
+    if scaling.max > 1 and model.sequence.states:
+        yield Problem(
+            at,
+            "the states of sequences (sequence.states) are in one replica, and a replica that leaves would lose them; "
+            "set replicas to a fixed number instead.",
+        )
+
+
 def _rollout_steps(at: Place, rollout: RolloutConfig) -> Iterator[Problem]:
     if not rollout.steps:
         yield Problem((*at, "steps"), "there are none; write at least one, such as {weight: 100}.")
@@ -357,14 +391,14 @@ def _memory(config: Config) -> Iterator[Problem]:
         size = model.memory_bytes if model.memory_fraction is None else int(whole * model.memory_fraction)
         if model.is_remote or size is None:
             continue
-        wanted = size * model.replicas
+        wanted = size * model.num_local
         if wanted > whole:
             yield Problem(
                 ("models", name, "memory_bytes" if model.memory_fraction is None else "memory_fraction"),
-                f"{model.replicas} times {bytes_text(size)} is more than server.memory_bytes = "
+                f"{model.num_local} times {bytes_text(size)} is more than server.memory_bytes = "
                 f"{bytes_text(whole)}; lower it, the number of replicas, or raise the server's.",
             )
-        elif model.load == "startup":
+        elif not model.is_on_demand:
             fixed += wanted
     if fixed > whole:
         yield Problem(

@@ -105,7 +105,7 @@ def create_backend(
     """
     phases = _Phases()
     device = _device(config.device)
-    torch.set_num_threads(config.threads or num_threads(config.replicas))
+    torch.set_num_threads(config.threads or num_threads(config.num_local))
     folder = check_folder(resolve(config.source, progress))
     phases.done("resolve")
     defaults = load_generation_defaults(folder)

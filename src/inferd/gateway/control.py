@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from inferd.autoscale.controller import ScalingReport
 from inferd.config import ModelConfig
 from inferd.drift.monitors import DriftReport
 from inferd.drift.reference import Reference
@@ -60,6 +61,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     answer_format: str = ""  # its notation of calls and reasoning, and whether the check at load parsed it back
     verified: str = ""  # why its files were accepted, or FAILED and why not; empty: they were not verified
+    desired: int | None = None  # local replicas that it is to have by its load; None: their number is fixed
     num_threads: int = 0  # compute threads of a replica; 0: unknown, or elsewhere
     cores: list[int] = []  # where they may run
 
@@ -209,6 +211,18 @@ class DriftActions(Protocol):
         ...
 
 
+class ScalingActions(Protocol):
+    """The numbers of replicas that follow the load."""
+
+    def reports(self) -> Sequence[ScalingReport]:
+        """The scaling of every model that has one."""
+        ...
+
+    def report(self, model: str) -> ScalingReport:
+        """Raises InvalidRequest for a model whose number of replicas is fixed."""
+        ...
+
+
 class ControlActions(Protocol):
     """The operations on a running server."""
 
@@ -217,6 +231,9 @@ class ControlActions(Protocol):
 
     @property
     def rollouts(self) -> RolloutActions: ...
+
+    @property
+    def scaling(self) -> ScalingActions: ...
 
     @property
     def versions(self) -> RegistryActions: ...

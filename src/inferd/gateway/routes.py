@@ -11,11 +11,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from inferd.autoscale.controller import ScalingReport
 from inferd.drift.monitors import DriftReport
 from inferd.drift.reference import Reference
 from inferd.events import Operation
 from inferd.gateway import operations
-from inferd.gateway.admin import drift, health, registry, rollouts
+from inferd.gateway.admin import drift, health, registry, rollouts, scaling
 from inferd.gateway.admin import endpoints as admin
 from inferd.gateway.admin import requests as records
 from inferd.gateway.admin.audit import AuditList, AuditQuery, list_entries
@@ -668,6 +669,17 @@ def _drift() -> tuple[Route, ...]:
     )
 
 
+def _scaling() -> tuple[Route, ...]:
+    """How many replicas models have by their load, and why."""
+    return (
+        _admin("GET", "/admin/scaling", scaling.list_scaling, "Numbers of replicas by load.", scaling.ScalingList),
+        _admin(
+            *("GET", "/admin/scaling/{model}", scaling.get_scaling, "One model's number of replicas, and why."),
+            *(ScalingReport, 400, 404),
+        ),
+    )
+
+
 def _invocations() -> tuple[Route, ...]:
     v1 = _post(
         "/v1/models/{model}:predict",
@@ -788,6 +800,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         scope="metrics"
     ),
     *_rollouts(),
+    *_scaling(),
     *_registry(),
     *_drift(),
     _admin("GET", "/admin/keys", _list_keys, "The keys, without their secrets.", admin.KeyList),

@@ -22,6 +22,7 @@ from inferd.events import (
     RequestRefused,
     Retried,
     RolloutChanged,
+    Scaled,
 )
 from inferd.observe.log_fields import HttpLine, SpeedLine, TimingsLine, UsageLine
 from inferd.types import JSON, Timings, Usage
@@ -188,6 +189,15 @@ def drift_line(event: DriftRead, wall_s: float) -> str:
     line: JSON = {"ts": timestamp(wall_s), "level": drift_level(event), "event": "drift", "model": event.model}
     line |= {"stream": event.stream, "drifting": event.is_drifting, "size": event.size, "psi": round(event.psi, 4)}
     return encoded({**line, "sentence": event.sentence if event.is_drifting else ""})
+
+
+def scale_line(event: Scaled, wall_s: float) -> str:
+    """The line of a decision about a model's number of replicas, with all its numbers."""
+    line: JSON = {"ts": timestamp(wall_s), "level": "info", "event": "scale", "model": event.model}
+    line |= {"replicas": event.before, "desired": event.desired, "rule": event.rule, "reason": event.reason}
+    line |= {"ready": event.ready, "starting": event.starting, "leaving": event.leaving, "needs": event.needs}
+    line |= {"waiting": event.waiting, "in_flight": event.in_flight, "requests_per_s": event.requests_per_s}
+    return encoded({**line, "served_per_s": event.served_per_s, "ready_s": event.ready_s})
 
 
 def _cut(text: str) -> str:

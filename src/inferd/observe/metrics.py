@@ -40,6 +40,8 @@ ROLLOUT_STATES = (
     "rolled_back",
     "aborted",
 )
+SCALE_STATES = ("ready", "starting", "leaving")
+SCALE_DIRECTIONS = ("up", "down")
 OBJECTIVES = ("availability", "ttft", "tpot", "total")
 STAGES = ("queue", "first_token", "inter_token", "per_output_token", "inference", "total")
 PREDICTION_STAGES = ("decode", "batch_wait", "compute", "encode")
@@ -673,6 +675,33 @@ DRIFT_ALARMS = Metric(
     "Windows that differ from the reference by more than chance.",
     ("model", "stream"),
     "DriftRead",
+)
+
+# -- scaling -----------------------------------------------------------------------------------
+
+SCALE_DESIRED = Metric(
+    "inferd_scale_desired_replicas",
+    "Local replicas that a model with scaling is to have, those that start included.",
+    _MODEL,
+    "Scaled",
+)
+SCALE_REPLICAS = Metric(
+    "inferd_scale_replicas",
+    "Local replicas of a model with scaling, by state: ready, starting, or leaving (they end what they have).",
+    ("model", "state"),
+    "Scaled",
+)
+SCALE_NEEDED = Metric(
+    "inferd_scale_needed_replicas",
+    "Replicas that an input of the decision needs, when the decision changed last; the largest input counts.",
+    ("model", "input"),
+    "Scaled",
+)
+SCALE_CHANGES = Metric(
+    "inferd_scale_changes_total",
+    "Changes of a model's number of replicas by its load, by direction: up or down.",
+    ("model", "direction"),
+    "Scaled",
 )
 
 # -- stored responses --------------------------------------------------------------------------

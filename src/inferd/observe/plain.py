@@ -46,6 +46,11 @@ def plain(line: str) -> str | None:
         case "drift":
             what = f"drifts: {neutral(entry['sentence'])}" if entry["drifting"] else "is like its reference again"
             return f"{at} {neutral(entry['model'])}: {entry['stream']} {what}"
+        case "scale":
+            return (
+                f"{at} {neutral(entry['model'])} has {entry['replicas']} replicas and is to have {entry['desired']}: "
+                f"{neutral(entry['rule'])}: {neutral(entry['reason'])}"
+            )
         case "lines_dropped":
             return f"{at} {entry['level']}: {entry['lines']} lines of the log were dropped here"
         case "refused" | "breaker" | "retry" | "unload" | "audit" as event:

@@ -40,6 +40,8 @@ from inferd.events import (
     Retried,
     RolloutChanged,
     RolloutRemoved,
+    Scaled,
+    ScalingRemoved,
     StateChanged,
     StepDone,
     StoredCounted,
@@ -69,6 +71,7 @@ from inferd.observe.logs import (
     replica_line,
     rollout_level,
     rollout_line,
+    scale_line,
 )
 from inferd.observe.objectives import ObjectiveSeries
 from inferd.observe.plain import plain as plain_line
@@ -456,6 +459,11 @@ class Observer:
             case DriftForgotten():
                 for metric in (m.DRIFT_PSI, m.DRIFT_DETECTED):
                     self._store.clear(metric, self._model(event.model))
+            case Scaled():
+                self._scaled(event)
+            case ScalingRemoved():
+                for metric in (m.SCALE_DESIRED, m.SCALE_REPLICAS, m.SCALE_NEEDED):
+                    self._store.clear(metric, self._model(event.model))
             case ClientTurnedAway():
                 self._store.value(m.TURNED_AWAY).add()
             case LoadProgress():
@@ -485,6 +493,21 @@ class Observer:
         value(m.DRIFT_ALARMS, *labels).add(int(event.is_alarm))
         if event.is_news:
             self._write(drift_level(event), drift_line(event, self._wall()))
+
+    def _scaled(self, event: Scaled) -> None:
+        model, value = self._model(event.model), self._store.value
+        value(m.SCALE_DESIRED, model).set(event.desired)
+        for state, count in zip(m.SCALE_STATES, (event.ready, event.starting, event.leaving), strict=True):
+            value(m.SCALE_REPLICAS, model, state).set(count)
+        self._store.clear(m.SCALE_NEEDED, model)
+        for name, count in event.needs.items():
+            value(m.SCALE_NEEDED, model, name).set(count)
+        for direction in m.SCALE_DIRECTIONS:
+            value(m.SCALE_CHANGES, model, direction)
+        if event.is_news:
+            if event.desired != event.before:
+                value(m.SCALE_CHANGES, model, "up" if event.desired > event.before else "down").add()
+            self._write("info", scale_line(event, self._wall()))
 
     def _queue_changed(self, event: QueueChanged) -> None:
         model = self._model(event.model)

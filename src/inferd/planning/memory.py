@@ -164,7 +164,7 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
     problems: list[str] = []
     startup = 0
     in_order = {name: at for at, name in enumerate(config.models)}
-    for name, model in sorted(config.models.items(), key=lambda item: item[1].load == "on_demand"):
+    for name, model in sorted(config.models.items(), key=lambda item: item[1].is_on_demand):
         if model.num_local == 0:
             continue
         # A model that is loaded on demand may use the memory of other such models, which are unloaded for it.
@@ -178,7 +178,7 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
             unknown.append(name)
             continue
         estimates.append(estimate)
-        if model.load == "startup":
+        if not model.is_on_demand:
             startup += estimate.total_bytes * estimate.replicas
     if config.server.memory_bytes is not None and config.server.memory_bytes > free:
         problems.append(
@@ -209,7 +209,7 @@ def bind(config: Config) -> Config:
     planned = {estimate.name: estimate for estimate in plan.models}
     models = dict(config.models)
     for name, model in config.models.items():
-        if model.load != "startup" or model.num_local == 0 or name in plan.unknown:
+        if model.is_on_demand or model.num_local == 0 or name in plan.unknown:
             continue
         if name in planned:
             models[name] = msgspec.structs.replace(model, memory_bytes=planned[name].total_bytes)

@@ -155,7 +155,7 @@ def _kernels() -> str:
 
 def num_threads(config: ModelConfig) -> int:
     """Compute threads of one replica."""
-    return config.threads or placement.num_threads(config.replicas)
+    return config.threads or placement.num_threads(config.num_local)
 
 
 def _fingerprint(artifact: Artifact) -> str:

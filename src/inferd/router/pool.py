@@ -34,7 +34,7 @@ from inferd.router.replicas.fleet import Fleet, RemoteMaker
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.replica import LocalReplica, Replica
 from inferd.router.request_end import deadline_error, is_deadline_end
-from inferd.router.status import Applied, ModelStatus, ReplicaStatus
+from inferd.router.status import Applied, Demand, ModelStatus, ReplicaStatus
 from inferd.router.ticket import Runner, Ticket
 from inferd.router.waiting.availability import Availability, Refusal
 from inferd.router.waiting.queue import RequestQueue
@@ -592,6 +592,36 @@ class Pool:
         return tuple([member.status() for member in self.fleet.members])
 
     @property
+    def demand(self) -> Demand:
+        """The load of the model, and its local replicas."""
+        now, info = clock.now(), self.availability.info
+        locals_ = self.fleet.locals
+        ready = [member for member in locals_ if member.replica.is_ready]
+        failed = sum(member.replica.failure is not None for member in locals_)
+        oldest_at = self._queue.oldest_at
+        # A replica has more requests than it computes together; the others wait in its worker.
+        together = 0 if info is None else info.max_num_seqs
+        in_flight = sum(member.replica.num_in_flight for member in self.fleet.members)
+        ahead = sum(max(0, member.replica.num_in_flight - together) for member in ready) if together else 0
+        return Demand(
+            accepted=self._num_accepted,
+            ended=self._num_accepted - len(self._live.tickets),
+            waiting=len(self._queue) + len(self._retries.backing_off) + ahead,
+            oldest_wait_s=0.0 if oldest_at is None else now - oldest_at,
+            in_flight=in_flight - ahead,
+            busy=sum(member.replica.num_in_flight > 0 for member in ready),
+            ready=len(ready),
+            starting=len(locals_) - len(ready) - failed,
+            failed=failed,
+            leaving=sum(member.kind == "local" and member.is_leaving for member in self.fleet.members),
+            ready_s=self.fleet.load_s,
+            idle_s=now - self._live.last_used_at if self._live.is_idle else 0.0,
+            num_threads=0 if info is None else info.num_threads,
+            num_cores=0 if info is None else len(info.cores),
+            is_changing=self.fleet.is_changing,
+        )
+
+    @property
     def load_failure(self) -> Failure | None:
         """Why the model cannot be served; None: it is served, or may still become ready."""
         return self.availability.load_failure
@@ -616,5 +646,6 @@ IN_PLACE_FIELDS = (
     "versions",
     "rollout",
     "drift",
+    "scaling",
 )
 """Settings that change without another worker. The fleet applies the other settings."""

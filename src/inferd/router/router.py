@@ -17,7 +17,7 @@ from inferd.events import Emit, RequestRefused, ignore
 from inferd.router.pool import Pool
 from inferd.router.replicas.loading import Loading, Plan, plan_model
 from inferd.router.replicas.replica import LocalReplica, Replica
-from inferd.router.status import Applied, ModelStatus, ReplicaStatus, Unloaded
+from inferd.router.status import Applied, Demand, ModelStatus, ReplicaStatus, Unloaded
 from inferd.router.ticket import Ticket
 from inferd.types import Chat, Failure, GenerateRequest, ModelInfo, Relay, Request, Sink, TextPrompt
 from inferd.worker.process import WORKER_COMMAND
@@ -195,6 +195,22 @@ class Router:
         not load, in which case the old ones continue.
         """
         await self._local_pool(model).fleet.replace_all()
+
+    def demands(self) -> dict[str, Demand]:
+        """The load of each model whose number of replicas follows it (``scaling``)."""
+        return {name: pool.demand for name, pool in self._pools.items() if pool.config.scaling is not None}
+
+    async def scale(self, model: str, count: int) -> int:
+        """Have ``count`` local replicas of a model that is in memory; the number that it is to have now.
+
+        It may be lower where memory is missing, or where another change of the replicas is under way. Raises
+        ModelNotFound; ModelLoadError where the memory of a replica cannot be planned.
+        """
+        return await self._loading.scale(self._pool(model), count)
+
+    def unload_idle(self, model: str) -> None:
+        """Unload a model that has no requests. Raises ModelNotFound."""
+        self._loading.unload_idle(self._pool(model))
 
     async def apply(self, config: Config) -> Applied:
         """Apply another configuration without dropping a request. Returns when all changes are made.

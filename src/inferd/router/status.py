@@ -54,6 +54,26 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0  # of this machine, by the last reports of the workers
 
 
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model has to do now, and what does it. Replicas are the local ones."""
+
+    accepted: int  # requests since the model is served
+    ended: int  # of them
+    waiting: int  # in the queue, in backoff before a retry, or in a worker that computes others
+    oldest_wait_s: float  # of those in the queue, batch work not counted
+    in_flight: int  # the others
+    busy: int  # ready replicas with at least one request
+    ready: int
+    starting: int  # they load, or their workers are started again
+    failed: int  # they do not load
+    leaving: int  # they end what they have
+    ready_s: float | None  # seconds from the start of a worker to ready, the last time; None: not known
+    idle_s: float  # seconds without a request; 0: there is one
+    num_threads: int  # compute threads of a replica; 0: not known
+    num_cores: int  # where they may run; 0: not known
+    is_changing: bool  # a load, a replacement or another configuration is under way
+
+
 class Applied(msgspec.Struct, kw_only=True):
     """The changes made for a new configuration, as sentences. Callers add sentences of their own."""
 

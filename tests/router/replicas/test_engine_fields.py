@@ -22,6 +22,7 @@ ABOVE_THE_WORKER = {
         "remotes",
         "replicas",
         "rollout",
+        "scaling",
     ),
     *("resume_streams", "retry", "routing", "versions"),
 }

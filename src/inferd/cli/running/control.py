@@ -156,6 +156,12 @@ def server_options(function: Decorated) -> Decorated:
 
     found.__name__, found.__doc__ = function.__name__, function.__doc__
     found.__dict__.update(function.__dict__)
+    return which_server(found)  # type: ignore[return-value]
+
+
+def which_server(function: Callable[..., object]) -> Callable[..., object]:
+    """The options that say which server is meant, for a command that does not always need one: the arguments of
+    ``find_server``."""
     for option in (
         click.option(
             "--key",
@@ -175,8 +181,8 @@ def server_options(function: Decorated) -> Decorated:
         ),
         click.option("--port", type=click.IntRange(1, 65535), default=None, help="Port of the server that is meant."),
     ):
-        found = option(found)
-    return found  # type: ignore[return-value]
+        function = option(function)
+    return function
 
 
 def find_server(port: int | None, config: Path | None, url: str | None, key: str | None) -> Server:

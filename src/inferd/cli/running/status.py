@@ -150,6 +150,7 @@ def models_table(models: list[ModelReport], width: int) -> RenderableType:
         is_one = len(model.replicas) == 1 and model.replicas[0].kind == "local"
         about = [
             *_of_version(model),
+            "" if model.desired is None else f"scaled to {model.desired}",
             f"one request at a time: {model.not_batched}" if model.not_batched else "",
             threads_text(model.num_threads, model.cores),
             model.detail or ("on demand" if model.load == "on_demand" else ""),

@@ -42,7 +42,9 @@ def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -
 
 def _load_model(name: str, model: str, pipeline: PipelineConfig, config: ModelConfig, progress: Progress) -> StepModel:
     settings = msgspec.convert(pipeline.models[model], ModelConfig)
-    settings = msgspec.structs.replace(settings, replicas=config.replicas, threads=settings.threads or config.threads)
+    settings = msgspec.structs.replace(
+        settings, replicas=max(1, config.num_local), threads=settings.threads or config.threads
+    )
     artifact = artifact_of(settings, progress)
     if artifact.kind != "predict":
         raise ModelLoadError(

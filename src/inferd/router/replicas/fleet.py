@@ -81,6 +81,8 @@ class Fleet:
         self._lock = asyncio.Lock()
         self._change = asyncio.Event()
         self._num_waiting = 0
+        self._num_wanted = config.num_at_start
+        self._departures: set[asyncio.Task[None]] = set()
         self._wanted: Literal["in", "out"] = "in"
         self._is_stopped = False
         self._is_unloading = False
@@ -99,6 +101,19 @@ class Fleet:
     def num_members(self) -> int:
         """The number of all replicas."""
         return len(self._members)
+
+    @property
+    def num_wanted(self) -> int:
+        """The number of local replicas that the model is to have while it is in memory."""
+        scaling = self._config.scaling
+        if scaling is None:
+            return self._config.num_local
+        return min(max(self._num_wanted, self._config.num_at_start), self._config.num_local)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a load, an unload, a replacement or another configuration is under way."""
+        return self._lock.locked()
 
     @property
     def locals(self) -> list[Member]:
@@ -196,8 +211,8 @@ class Fleet:
         """Start the replicas that the configuration has at startup; does not wait for them."""
         for remote in self._config.upstreams:
             self._add_remote(remote)
-        if self._config.load == "startup":
-            self._add_locals(self._config.num_local)
+        if not self._config.is_on_demand:
+            self._add_locals(self.num_wanted)
 
     def halt(self) -> None:
         """End the tasks that change the set of replicas."""
@@ -209,6 +224,7 @@ class Fleet:
         """Stop all replicas."""
         self.halt()
         await asyncio.gather(*(_stop(member.replica) for member in self._members.values()))
+        await asyncio.gather(*self._departures)
 
     # -- changes, one at a time -------------------------------------------------------------
 
@@ -225,16 +241,45 @@ class Fleet:
             if self.failure is not None:  # the workers failed earlier: start them again
                 await self._retire_locals()
             self._load_config, self._planned_bytes = self._config, memory_bytes
-            self._add_locals(self._config.num_local - len(self.locals))
+            self._add_locals(self.num_wanted - len(self.locals))
             workers = self.locals
             await self._wait_until(
                 lambda: any(w.replica.was_ready for w in workers) or all(w.replica.failure is not None for w in workers)
             )
             failure = self.failure
             if failure is not None:
-                if self._config.load == "on_demand":
+                if self._config.is_on_demand:
                     await self._retire_locals()
                 raise from_failure(failure)
+
+    def scale(self, count: int, memory_bytes: int | None = None) -> bool:
+        """Have ``count`` local replicas, at least one; whether that is begun: False during another change.
+
+        Returns at once. A new replica gets requests when it is ready. A replica that leaves gets no more requests, and
+        stops when those in flight have ended: first one that is not ready, then one with the least work.
+        ``memory_bytes``: the memory planned for each new one.
+        """
+        if self._is_stopped or self.is_changing or not self.locals:
+            return False
+        self._num_wanted = count
+        failed = [member for member in self.locals if member.replica.failure is not None]
+        usable = [member for member in self.locals if member not in failed]
+        missing = self.num_wanted - len(usable)
+        if missing > 0:
+            self._load_config, self._planned_bytes = self._config, memory_bytes
+            self._add_locals(missing)
+        usable.sort(key=lambda member: (member.replica.is_ready, member.outstanding, -member.index))
+        for member in (*failed, *usable[: max(0, -missing)]):
+            member.is_leaving = True
+            task = asyncio.get_running_loop().create_task(self._depart(member))
+            self._departures.add(task)
+            task.add_done_callback(self._departures.discard)
+        return True
+
+    async def _depart(self, member: Member) -> None:
+        """Remove a replica that is not needed any more; its requests take the time that they take."""
+        with contextlib.suppress(Unavailable):  # the server shuts down
+            await self._leave(member, None)
 
     async def wait_settled(self) -> None:
         """Wait until every replica has been ready, has failed, or was found not to answer. Raises Unavailable."""
@@ -265,6 +310,7 @@ class Fleet:
             else:
                 self.is_operator_unloaded = reason == "asked"
                 held = await self._retire_locals()
+                self._num_wanted = self._config.num_at_start
             finally:
                 self._is_unloading = False
                 self._owner.members_changed()
@@ -303,7 +349,7 @@ class Fleet:
         async with self._lock:
             old = self._config
             self._apply_in_place(config)
-            is_new = config.load == "startup" and (old.num_local == 0 or old.load != "startup")
+            is_new = not config.is_on_demand and (old.num_local == 0 or old.is_on_demand)
             leaving = self._surplus_remotes()
             arrived = [self._add_remote(remote) for remote in self._missing_remotes()]
             try:
@@ -358,7 +404,8 @@ class Fleet:
             or w.replica.failure is not None
             or not (isinstance(w.made_from, ModelConfig) and is_same_engine(w.made_from, config))
         ]
-        surplus = max(0, len(workers) - config.num_local)
+        wanted = self.num_wanted
+        surplus = max(0, len(workers) - wanted)
         leaving = (stale + [w for w in reversed(workers) if w not in stale])[:surplus]
         replaced = [w for w in stale if w not in leaving]
         for member in replaced:
@@ -366,7 +413,7 @@ class Fleet:
         if replaced:
             why = ", as the model's files are others now" if any(w in outdated for w in replaced) else ""
             changes.append(f"{self._name}: {_replicas(len(replaced))} replaced by new ones{why}")
-        missing = config.num_local - len(workers)
+        missing = wanted - len(workers)
         if missing > 0:
             self._load_config, self._planned_bytes = config, None
             await self._wait_loaded(self._add_locals(missing))
@@ -376,7 +423,7 @@ class Fleet:
                 raise UpstreamFailed(f"No remote server of {self._name!r} answers; its local replicas stay.")
         await asyncio.gather(*(self._retire(member) for member in leaving))
         if missing or leaving:
-            changes.append(f"{self._name}: {_replicas(config.num_local)} instead of {len(workers)}")
+            changes.append(f"{self._name}: {_replicas(wanted)} instead of {len(workers)}")
         return changes
 
     async def _replace(self, old: Member, config: ModelConfig) -> None:
@@ -470,10 +517,15 @@ class Fleet:
         return index
 
     async def _retire(self, member: Member, *, unpin: bool = True) -> None:
-        """Dispatch no more requests to a replica, wait for its requests for at most ``drain_s``, stop and remove it.
+        """Dispatch no more requests to a replica, wait for its requests for at most the model's ``drain_s``, stop and
+        remove it.
 
         ``unpin``: whether its pinned files are deleted.
         """
+        await self._leave(member, self._config.drain_s, unpin=unpin)
+
+    async def _leave(self, member: Member, drain_s: float | None, *, unpin: bool = True) -> None:
+        """Likewise, with a limit for the wait of its own; None: without one."""
         replica = member.replica
         member.is_leaving = True
         if replica.is_ready:
@@ -481,7 +533,7 @@ class Fleet:
         self._owner.members_changed()
         if replica.num_in_flight:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.drain_s):
+                async with asyncio.timeout(drain_s):
                     await self._wait_until(lambda: not replica.num_in_flight)
             self._owner.reassign(replica)
         await (_stop(replica) if unpin else replica.stop())

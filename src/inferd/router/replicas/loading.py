@@ -85,8 +85,9 @@ class Loading:
         """Note that a model has no requests any more."""
         if self._is_room_awaited:
             self._freed.set()
-        if pool.config.idle_after_s is not None and pool.name not in self._timers:
-            self._watch(pool, pool.config.idle_after_s)
+        idle_after_s = _idle_after_s(pool.config)
+        if idle_after_s is not None and pool.name not in self._timers:
+            self._watch(pool, idle_after_s)
 
     def may_surge(self, pool: Pool, member: Member) -> bool:
         """Whether a second copy of a replica fits into memory while the first is replaced."""
@@ -100,13 +101,18 @@ class Loading:
     def _check_idle(self, pool: Pool) -> None:
         """Unload a model that was idle for ``idle_after_s``; check again later otherwise."""
         self._timers.pop(pool.name, None)
-        idle_after_s = pool.config.idle_after_s
+        idle_after_s = _idle_after_s(pool.config)
         if idle_after_s is None or pool.fleet.residency == "absent" or not pool.is_idle:
             return  # became_idle starts the timer again
         left_s = pool.last_used_at + idle_after_s - clock.now()
         if left_s > 0:
             self._watch(pool, left_s)
-        elif pool.name not in self._tasks:
+        else:
+            self.unload_idle(pool)
+
+    def unload_idle(self, pool: Pool) -> None:
+        """Unload a model unless it gets a request or is being loaded or unloaded; returns at once."""
+        if pool.name not in self._tasks and pool.fleet.residency == "resident":
             self._tasks[pool.name] = asyncio.get_running_loop().create_task(self._unload_idle(pool))
 
     async def _unload_idle(self, pool: Pool) -> None:
@@ -176,13 +182,10 @@ class Loading:
 
     async def _reserve(self, pool: Pool) -> int | None:
         """Reserve memory for the model; returns the bytes planned for each replica, None where that is not known."""
-        num_local = pool.config.num_local
-        budget = self._budget()
-        free = None if budget is None else budget // max(1, num_local)
-        estimate = await asyncio.to_thread(self._plan, pool.name, pool.config, free_bytes=free)
+        estimate = await self._estimate(pool)
         if estimate is None:
             return None
-        need = estimate.total_bytes * num_local
+        need = estimate.total_bytes * pool.config.num_at_start
         give_up_at = clock.now() + ROOM_WAIT_S
         while not await self._reserve_room(pool, need, is_last=clock.now() >= give_up_at):
             self._is_room_awaited = True
@@ -195,6 +198,51 @@ class Loading:
             finally:
                 self._is_room_awaited = False
         return estimate.total_bytes if pool.config.memory_bytes is None else None
+
+    async def _estimate(self, pool: Pool) -> Estimate | None:
+        """The planned memory of one replica, if as many as the model may have share the budget. Raises
+        ModelLoadError."""
+        budget = self._budget()
+        free = None if budget is None else budget // max(1, pool.config.num_local)
+        return await asyncio.to_thread(self._plan, pool.name, pool.config, free_bytes=free)
+
+    async def scale(self, pool: Pool, count: int) -> int:
+        """Have ``count`` replicas of a model that is in memory, or as many more as memory allows; the number that it
+        is to have now.
+
+        Reserves the memory of new replicas first, and unloads no other model for them. Returns at once: the replicas
+        load, and drain, in the background. Raises ModelLoadError where the memory of a replica cannot be planned.
+        """
+        fleet, present = pool.fleet, len(pool.fleet.locals)
+        if count <= present:
+            if fleet.scale(count):
+                self._release(pool, count)
+            return fleet.num_wanted
+        estimate = await self._estimate(pool)
+        async with self._deciding:
+            present = len(fleet.locals)
+            rss_bytes = max((member.rss_bytes for member in fleet.locals), default=0)
+            each = max(rss_bytes, 0 if estimate is None else estimate.total_bytes)
+            if not each or count <= present:
+                return present
+            num_copies = fleet.num_members  # those that leave still hold their memory
+            self._planned[pool.name] = max(self._planned.get(pool.name, 0), each * num_copies)
+            budget = self._budget()
+            room = count if budget is None else max(0, budget - self._used()) // each
+            allowed = min(count, present + room)
+            if allowed > present:
+                bound = estimate.total_bytes if estimate is not None and pool.config.memory_bytes is None else None
+                if not fleet.scale(allowed, bound):
+                    return present
+                self._planned[pool.name] = each * (num_copies + allowed - present)
+            return allowed
+
+    def _release(self, pool: Pool, count: int) -> None:
+        """Plan for fewer replicas. Until those that leave have stopped, their measured memory counts."""
+        planned = self._planned.get(pool.name)
+        if planned is not None:
+            self._planned[pool.name] = planned * count // max(count, pool.fleet.num_members)
+        self._freed.set()
 
     async def _reserve_room(self, pool: Pool, need: int, *, is_last: bool) -> bool:
         """Whether ``need`` bytes were reserved; other models were unloaded for that where necessary.
@@ -237,7 +285,7 @@ class Loading:
                 name=pool.name,
                 # At least the planned bytes, as caches fill only with time; more where the plan was too low.
                 num_bytes=max(pool.fleet.rss_bytes, self._planned.get(pool.name, 0)),
-                is_pinned=pool.config.load == "startup" and pool.config.idle_after_s is None,
+                is_pinned=not pool.config.is_on_demand and pool.config.idle_after_s is None,
                 is_idle=pool.is_idle and pool.fleet.residency == "resident",
                 last_used_at=pool.last_used_at,
                 priority=pool.config.priority,
@@ -266,3 +314,8 @@ class Loading:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _idle_after_s(config: ModelConfig) -> float | None:
+    """Seconds without a request after which a model is unloaded; None: never, or scaling decides."""
+    return config.idle_after_s if config.scaling is None else None

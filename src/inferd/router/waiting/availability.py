@@ -172,7 +172,7 @@ class Availability:
     @property
     def is_operator_unloaded(self) -> bool:
         """Whether the operator unloaded the model and requests do not load it again."""
-        return self._fleet.is_operator_unloaded and self.config.load == "startup"
+        return self._fleet.is_operator_unloaded and not self.config.is_on_demand
 
     @property
     def may_load_on_demand(self) -> bool:
@@ -194,14 +194,14 @@ class Availability:
             name=self._name,
             state=self._state(ready),
             info=self.info,
-            replicas=self.config.num_local + num_remote,
+            replicas=self._fleet.num_wanted + num_remote,
             replicas_ready=ready,
             detail=self._detail(),
             created=self._created,
             waiting=len(self._queue) + num_backing_off,
             in_flight=sum(member.replica.num_in_flight for member in members),
             waiting_tokens=self._queue.num_tokens,
-            load=self.config.load,
+            load="on_demand" if self.config.is_on_demand else "startup",
             has_local=self.config.num_local > 0,
             has_remote=num_remote > 0,
             residency=self._fleet.residency,
@@ -212,7 +212,7 @@ class Availability:
         if self.is_stopped:
             return "stopped"
         is_away = self._fleet.residency == "absent"
-        wanted = len(self.config.upstreams) + (0 if is_away else self.config.num_local)
+        wanted = len(self.config.upstreams) + (0 if is_away else self.config.num_at_start)
         if ready and ready >= wanted:
             return "ready"
         if ready:

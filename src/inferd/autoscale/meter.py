@@ -1,0 +1,165 @@
+"""What is observed of one model: samples of its counts, as rates and means of windows. Pure: time is an argument.
+
+A replica's speed is measured only between two samples with waiting requests: without them the rate of ends is that of
+arrivals. A gap between samples begins everything but the speed anew.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from inferd.autoscale.decide import STALE_S, Seen
+
+LONG_S: Final = 120.0
+STABLE_S: Final = 60.0
+SHORT_S: Final = 3.0
+RECENT_S: Final = (0.5, 1.0)
+SOUND_S: Final = 10.0
+"""Seconds of samples below which there is no rate of the stable window."""
+
+SOUND_ENDS: Final = 5
+"""Ends while requests waited, below which the speed of a replica is not known."""
+
+SPEED_S: Final = 30.0
+"""Seconds of a replica's work, with requests waiting, that its speed is measured over."""
+
+
+class Sample(NamedTuple):
+    """The counts of one model at one time."""
+
+    at: float
+    accepted: int  # requests, since the beginning
+    ended: int  # of them
+    waiting: int
+    in_flight: int
+    busy: int  # replicas with a request
+    ready: int
+
+
+class _Point(NamedTuple):
+    """A sample with the sums until then."""
+
+    at: float
+    sample: Sample
+    load_s: float  # requests in work and waiting, times seconds
+    busy_s: float  # replicas that work, times seconds
+
+
+_at = attrgetter("at")
+
+
+class Meter:
+    """The samples of one model over two minutes."""
+
+    def __init__(self) -> None:
+        self._points: list[_Point] = []
+        self._same_since = 0.0  # of the number of ready replicas
+        self._waiting_since: float | None = None
+        self._speeds: deque[tuple[float, int]] = deque()  # replica-seconds with waiting requests, and ends in them
+        self._work_s = 0.0
+        self._num_ends = 0
+
+    def add(self, sample: Sample) -> None:
+        """Take the next sample."""
+        load_s = busy_s = 0.0
+        if not self._points or self._points[-1].sample.ready != sample.ready:
+            self._same_since = sample.at
+        if self._points:
+            before = self._points[-1]
+            last, span_s = before.sample, sample.at - before.at
+            if span_s > STALE_S or sample.accepted < last.accepted:
+                self._points.clear()
+                self._same_since = sample.at
+            else:
+                load_s = before.load_s + span_s * (last.waiting + last.in_flight)
+                busy_s = before.busy_s + span_s * last.busy
+                if last.waiting and sample.waiting and min(last.ready, sample.ready):
+                    self._note_speed(span_s * last.ready, sample.ended - last.ended)
+        if not sample.waiting:
+            self._waiting_since = None
+        elif self._waiting_since is None or not self._points:
+            self._waiting_since = sample.at
+        self._points.append(_Point(sample.at, sample, load_s, busy_s))
+        old = bisect_right(self._points, sample.at - LONG_S, key=_at) - 1
+        if old > 64:  # some at a time
+            del self._points[:old]
+
+    def forget_speed(self) -> None:
+        """The model is another one now."""
+        self._speeds.clear()
+        self._work_s, self._num_ends = 0.0, 0
+
+    def _note_speed(self, work_s: float, num_ends: int) -> None:
+        self._speeds.append((work_s, num_ends))
+        self._work_s += work_s
+        self._num_ends += num_ends
+        # A slow model keeps a longer time, so that there are enough ends.
+        while self._work_s - self._speeds[0][0] >= SPEED_S and self._num_ends - self._speeds[0][1] >= SOUND_ENDS:
+            old_s, old_ends = self._speeds.popleft()
+            self._work_s -= old_s
+            self._num_ends -= old_ends
+
+    @property
+    def served_per_s(self) -> float | None:
+        """Requests per second of one replica while others wait; None: too few were measured."""
+        if self._num_ends < SOUND_ENDS or self._work_s <= 0:
+            return None
+        return self._num_ends / self._work_s
+
+    def measured(self, seen: Seen) -> Seen:
+        """An observation with the rates and means of the samples until now."""
+        if not self._points:
+            return seen
+        last, stable = self._points[-1], self._since(STABLE_S)
+        covered_s = last.at - stable.at
+        is_sound = covered_s >= SOUND_S
+        rate = (last.sample.accepted - stable.sample.accepted) / covered_s if is_sound else None
+        surge = self._lower_rate(SHORT_S, 2.0)
+        rise = 0.0
+        if rate is not None and surge > rate:
+            # The rate over a minute is that of its middle.
+            rise = (surge - rate) / max((covered_s - SHORT_S) / 2.0, 1.0)
+        load_now, busy_now = self._means(SHORT_S)
+        long = self._since(LONG_S)
+        load_long, busy_long = self._means(LONG_S)
+        is_long = last.at - max(self._points[0].at, self._same_since) >= LONG_S
+        # The queue knows the waits in it, and not those in workers.
+        waited_s = 0.0 if self._waiting_since is None else last.at - self._waiting_since
+        return seen._replace(
+            oldest_wait_s=max(seen.oldest_wait_s, waited_s),
+            rate_per_s=rate,
+            surge_per_s=surge,
+            recent_per_s=max(self._lower_rate(seconds, 1.0) for seconds in RECENT_S),
+            rise_per_s2=rise,
+            served_per_s=self.served_per_s,
+            load=self._means(STABLE_S)[0] if is_sound else None,
+            load_now=load_now,
+            busy_now=busy_now,
+            rate_long=(last.sample.accepted - long.sample.accepted) / LONG_S if is_long else None,
+            load_long=load_long if is_long else None,
+            busy_long=busy_long if is_long else None,
+        )
+
+    def _since(self, seconds: float) -> _Point:
+        """The last point that is as old, or the first one."""
+        index = bisect_right(self._points, self._points[-1].at - seconds, key=_at) - 1
+        return self._points[max(0, index)]
+
+    def _lower_rate(self, seconds: float, deviations: float) -> float:
+        """Arrivals per second of the last seconds, less so many standard deviations of a Poisson count. It grows with
+        the count."""
+        last, first = self._points[-1], self._since(seconds)
+        count = last.sample.accepted - first.sample.accepted
+        return max(0.0, count - deviations * math.sqrt(count)) / max(last.at - first.at, seconds)
+
+    def _means(self, seconds: float) -> tuple[float, float]:
+        """The mean requests, in work and waiting, and the mean replicas that work, by time."""
+        last, first = self._points[-1], self._since(seconds)
+        if last.at <= first.at:
+            return float(last.sample.waiting + last.sample.in_flight), float(last.sample.busy)
+        span_s = last.at - first.at
+        return (last.load_s - first.load_s) / span_s, (last.busy_s - first.busy_s) / span_s

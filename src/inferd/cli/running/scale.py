@@ -1,0 +1,185 @@
+"""``inferd scale``: how many replicas models have by their load and why, and a simulation of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from inferd.cli.running.control import find_server, which_server
+
+if TYPE_CHECKING:
+    from inferd.autoscale.controller import ScalingReport
+    from inferd.autoscale.simulate import Outcome
+
+_LONG_SECONDS: Final = 3600.0
+
+
+@click.command("scale")
+@click.argument("model", required=False)
+@click.option("--explain", is_flag=True, help="Show what the last decision was made of, and the last changes.")
+@click.option("--json", "as_json", is_flag=True, help="Print what the server said, for programs.")
+@click.option(
+    "--simulate",
+    "trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Replay the arrivals of a trace (JSON lines) against the rules, without a server.",
+)
+@click.option(
+    "--model-seconds",
+    type=click.FloatRange(0, _LONG_SECONDS, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Of a simulation: seconds that a mean request takes a replica.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    help="Of a simulation: requests that a replica works at together.",
+)
+@click.option(
+    "--ready-seconds",
+    type=click.FloatRange(0, _LONG_SECONDS),
+    default=2.0,
+    show_default=True,
+    help="Of a simulation: seconds from the start of a replica until it is ready.",
+)
+@click.option("--min", "least", type=click.IntRange(1, 64), default=1, show_default=True, help="Fewest replicas.")
+@click.option("--max", "most", type=click.IntRange(1, 64), default=4, show_default=True, help="Most replicas.")
+@click.option(
+    "--queue-ms",
+    type=click.FloatRange(0, 3_600_000, min_open=True),
+    default=200.0,
+    show_default=True,
+    help="Of a simulation: milliseconds that requests may wait.",
+)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Of a simulation: write it as SVG.  [default: the trace's name with .svg, in this folder]",
+)
+@which_server
+def command(
+    model: str | None,
+    explain: bool,
+    as_json: bool,
+    trace: Path | None,
+    model_seconds: float,
+    slots: int,
+    ready_seconds: float,
+    least: int,
+    most: int,
+    queue_ms: float,
+    picture: Path | None,
+    port: int | None,
+    config: Path | None,
+    url: str | None,
+    key: str | None,
+) -> None:
+    """Show how many replicas the models with scaling have by their load, or simulate it.
+
+    \b
+    Examples:
+      inferd scale
+      inferd scale --explain chat
+      inferd scale --simulate trace.jsonl --model-seconds 0.5 --max 8
+    """
+    if trace is not None:
+        if least > most:
+            raise click.UsageError(f"--min {least} is above --max {most}; lower it, or raise --max.")
+        _simulate(trace, model_seconds, slots, ready_seconds, least, most, queue_ms / 1000.0, picture)
+        return
+    from inferd.gateway.admin.scaling import ScalingList
+
+    server = find_server(port, config, url, key)
+
+    if model is None:
+        reports = server.get("/admin/scaling", ScalingList).data
+    else:
+        from urllib.parse import quote
+
+        from inferd.autoscale.controller import ScalingReport
+
+        reports = [server.get(f"/admin/scaling/{quote(model, safe='')}", ScalingReport)]
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(reports), indent=2).decode())
+        return
+    if not reports:
+        click.echo("No model of this server has scaling; their numbers of replicas are fixed.")
+    for report in reports:
+        _show(report, explain=explain)
+
+
+def _show(report: ScalingReport, *, explain: bool) -> None:
+    leaving = f", {report.leaving} leaving" if report.leaving else ""
+    click.echo(
+        f"{report.model}: {report.ready} ready, {report.starting} starting{leaving}; desired {report.desired} of "
+        f"{report.min} to {report.max}"
+    )
+    click.echo(f"  {report.rule}: {report.reason}")
+    if not explain:
+        return
+    click.echo(f"  {report.waiting} waiting, {report.in_flight} in flight, {_rate(report.requests_per_s)} arrive")
+    ready = "not measured" if report.ready_s is None else f"{report.ready_s:.2f} s"
+    click.echo(f"  one replica serves {_rate(report.served_per_s)}; from start to ready {ready}")
+    for need in report.needs:
+        click.echo(f"  {need.name} needs {need.replicas}: {need.text}")
+    if report.changes:
+        click.echo("  changes, the last first:")
+    for change in report.changes:
+        when = datetime.fromtimestamp(change.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        click.echo(f"    {when}  {change.before} to {change.after}, {change.rule}: {change.reason}")
+
+
+def _rate(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.3g} requests/s"
+
+
+def _simulate(
+    trace: Path,
+    model_seconds: float,
+    slots: int,
+    ready_s: float,
+    least: int,
+    most: int,
+    queue_s: float,
+    picture: Path | None,
+) -> None:
+    from inferd.autoscale.decide import Spec
+    from inferd.autoscale.picture import picture as drawn
+    from inferd.autoscale.simulate import Machine, Scaler, simulate
+    from inferd.autoscale.trace import read_trace
+
+    with trace.open("rb") as lines:
+        arrivals = read_trace(lines, model_seconds)
+    outcomes = []
+    for name, fewest, highest in (
+        ("scaled", least, most),
+        (f"{least} fixed", least, least),
+        (f"{most} fixed", most, most),
+    ):
+        machine = Machine(slots=slots, ready_s=ready_s, begin=fewest, limit=highest)
+        scaler = Scaler(Spec(least=fewest, most=highest, queue_s=queue_s))
+        outcomes.append((name, simulate(arrivals, scaler, machine)))
+    for at, count, reason in outcomes[0][1].decisions:
+        click.echo(f"{at:10.2f} s  {count} replicas, {reason}")
+    click.echo(f"{len(arrivals)} requests in {arrivals[-1].at:.0f} s, {model_seconds:g} s each in the mean")
+    click.echo(f"{'':12}{'changes':>9}{'wait p95':>11}{'p50':>10}{'p95':>10}{'p99':>10}{'replica-s':>12}")
+    for name, outcome in outcomes:
+        click.echo(f"{name:12}{_row(outcome)}")
+    path = picture if picture is not None else Path(f"{trace.stem}.svg")
+    path.write_text(drawn(f"{trace.name}: {least} to {most} replicas", outcomes), encoding="utf-8")
+    click.echo(f"The picture is in {path}.")
+
+
+def _row(outcome: Outcome) -> str:
+    from inferd.autoscale.simulate import quantile
+
+    p50, p95, p99 = (quantile(outcome.responses, part) for part in (0.5, 0.95, 0.99))
+    wait = quantile(outcome.waits, 0.95)
+    return f"{outcome.changes:9}{wait:10.2f}s{p50:9.2f}s{p95:9.2f}s{p99:9.2f}s{outcome.replica_s:12.0f}"

@@ -1,0 +1,89 @@
+"""What is measured of a model's counts, against the same numbers from all samples."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferd.autoscale.decide import Seen
+from inferd.autoscale.meter import LONG_S, SHORT_S, STABLE_S, Meter, Sample
+
+BLANK = Seen(at=0.0, ready=1)
+
+
+def samples(rows: list[tuple[int, int, int]]) -> list[Sample]:
+    """A sample each quarter of a second, from arrivals, ends (of those there are) and work."""
+    found, accepted, ended = [], 0, 0
+    for step, (arrived, finished, busy) in enumerate(rows):
+        accepted += arrived
+        ended = min(accepted, ended + finished)
+        live = accepted - ended
+        found.append(Sample(step * 0.25, accepted, ended, max(0, live - 2), min(live, 2), min(busy, live), 2))
+    return found
+
+
+rows = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 2)), min_size=2, max_size=600)
+
+
+def mean(taken: list[Sample], seconds: float) -> float:
+    """The mean load of the last seconds, each sample until the next one."""
+    first = max((s.at for s in taken if s.at <= taken[-1].at - seconds), default=taken[0].at)
+    inside = [one for one in taken[:-1] if one.at >= first]
+    return sum(one.waiting + one.in_flight for one in inside) / len(inside)
+
+
+@given(rows)
+def test_rates_and_means_are_those_of_all_samples(given_rows: list[tuple[int, int, int]]) -> None:
+    meter, taken = Meter(), samples(given_rows)
+    for sample in taken:
+        meter.add(sample)
+    seen = meter.measured(BLANK)
+    last = taken[-1]
+    assert seen.load_now == pytest.approx(mean(taken, SHORT_S))
+    if last.at >= 10:
+        first = max((s for s in taken if s.at <= last.at - STABLE_S), key=lambda s: s.at, default=taken[0])
+        assert seen.rate_per_s == pytest.approx((last.accepted - first.accepted) / (last.at - first.at))
+        assert seen.load == pytest.approx(mean(taken, STABLE_S))
+        assert seen.surge_per_s <= (last.accepted - taken[max(0, len(taken) - 13)].accepted) / SHORT_S
+    else:
+        assert (seen.rate_per_s, seen.load) == (None, None)
+    assert (seen.load_long is not None) == (last.at >= LONG_S)
+
+
+def test_the_speed_of_a_replica_is_that_while_requests_wait() -> None:
+    meter = Meter()
+    for step in range(40):  # two replicas end four requests each second, and arrivals are no part of it
+        meter.add(Sample(step * 0.25, 1000, step, 5, 2, 2, 2))
+    assert meter.served_per_s == pytest.approx(2.0)
+    for step in range(40, 400):  # no request waits: the ends are the arrivals'
+        meter.add(Sample(step * 0.25, 1000 + step // 8, 40 + step // 8, 0, 1, 1, 2))
+    assert meter.served_per_s == pytest.approx(2.0)
+    meter.forget_speed()
+    assert meter.served_per_s is None
+
+
+def test_a_gap_begins_the_windows_anew() -> None:
+    meter = Meter()
+    for step in range(600):
+        meter.add(Sample(step * 0.25, step, step, 0, 1, 1, 1))
+    assert meter.measured(BLANK).rate_per_s is not None
+    meter.add(Sample(200.0, 9000, 9000, 0, 1, 1, 1))
+    seen = meter.measured(BLANK)
+    assert (seen.rate_per_s, seen.surge_per_s, seen.load_long) == (None, 0.0, None)
+
+
+def test_other_replicas_begin_the_two_minutes_anew() -> None:
+    meter = Meter()
+    for step in range(600):
+        meter.add(Sample(step * 0.25, step, step, 0, 1, 1, 1))
+    assert meter.measured(BLANK).busy_long == pytest.approx(1.0)
+    meter.add(Sample(150.0, 600, 600, 0, 1, 1, 2))
+    assert meter.measured(BLANK).busy_long is None
+
+
+def test_waits_in_workers_count_from_the_first_sample_with_them() -> None:
+    meter = Meter()
+    for step in range(8):
+        meter.add(Sample(step * 0.25, 9, 0, 3 if step > 3 else 0, 1, 1, 1))
+    assert meter.measured(BLANK).oldest_wait_s == pytest.approx(0.75)
