@@ -107,6 +107,25 @@ def test_a_copy_that_cannot_be_admitted_holds_up_no_batch_request_behind_it() ->
     assert names(run(scheduler)) == [("batch", 0, 2)]
 
 
+def test_guesses_take_no_cached_block_while_a_copy_holds_one() -> None:
+    scheduler = make_scheduler(num_blocks=6)
+    first = make("first", list(range(8)))
+    scheduler.add(first)
+    run(scheduler)
+    scheduler.remove(first)
+    scheduler.add(copy_of("copy", [1] * 6))
+    run(scheduler)
+    second = make("second", [2] * 4)
+    scheduler.add(second)
+    run(scheduler)
+    step = scheduler.schedule()
+    (part,) = [part for part in step.slices if part.sequence is second]
+    assert (part.start, part.count, scheduler.pool.num_free) == (4, 1, 0)
+    scheduler.speculate(part, (7,) * 8)
+    assert part.draft == (7,) * 3, "as many as its block holds"
+    assert (scheduler.pool.num_cached, scheduler.dropped) == (2, {})
+
+
 _arrivals = st.lists(
     st.tuples(
         st.booleans(),  # a copy
