@@ -24,6 +24,7 @@ from inferd.config import AliasDialect, Config, DevicesConfig, ModelConfig, Obje
 from inferd.events import (
     BreakerChanged,
     CacheLooked,
+    DriftRead,
     Event,
     HttpServed,
     QueueChanged,
@@ -152,6 +153,17 @@ def a_busy_moment(number: int) -> list[Event]:
         BreakerChanged(model="tiny", replica=0, state="open" if number % 2 else "closed"),
         Retried(model="tiny", kind="retry", granted=True),
         CacheLooked(model="tiny", result="hit"),
+        DriftRead(
+            model="tiny",
+            stream="output_tokens",
+            size=1000,
+            is_smallest=True,
+            psi=0.2,
+            is_alarm=True,
+            is_drifting=True,
+            is_news=number == 1,
+            sentence="",
+        ),
         *(
             HttpServed(
                 request_id="h",
