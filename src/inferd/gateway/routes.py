@@ -6,6 +6,7 @@ other. The routes of the console are for its own pages, and not in the document.
 
 from __future__ import annotations
 
+import asyncio
 from types import UnionType
 from typing import Any, Final, Literal
 
@@ -177,7 +178,8 @@ async def _metrics(context: Context, call: Call, rest: str) -> Answer:
 
 async def _openapi(context: Context, call: Call, rest: str) -> Answer:
     call.encoding = wanted_encoding(call)
-    return Response(200, context.openapi())
+    # The first call makes the document, which takes longer than other clients may wait.
+    return Response(200, await asyncio.to_thread(context.openapi))
 
 
 async def _docs(context: Context, call: Call, rest: str) -> Answer:
