@@ -1,6 +1,6 @@
 """Artefacts by their content: verified copies that only the server's user can change.
 
-A model is not loaded from where it was found: between the check of a file and its use somebody could replace it, and a
+A model is not loaded from where it was found: between the check of a file and its use the file could be replaced, and a
 file that is mapped into memory can be changed even afterwards. ``checked_copy`` copies the artefact while it hashes it,
 compares the copy with the policy, and gives it a place named by its content. Whatever happens to the source later does
 not reach the copy. The next load of the same content hashes the source and the copy and writes nothing; a damaged copy

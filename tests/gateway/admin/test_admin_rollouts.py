@@ -1,4 +1,4 @@
-"""The admin API of rollouts: who may command, what reaches the rollout, and what is refused with its field."""
+"""The admin API of rollouts: which keys may command, what reaches the rollout, and what is refused with its field."""
 
 from __future__ import annotations
 
