@@ -32,9 +32,11 @@ from inferd.gateway.console.parts import Console
 from inferd.observe import Observer
 from inferd.observe.devices import Devices
 from inferd.observe.payloads.log import PayloadLog
+from inferd.rollout.golden import Reply
 from inferd.rollout.rollouts import Rollouts
 from inferd.router.router import Router
 from inferd.tenancy.control import Control
+from inferd.types import JSON
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what is open is told by /proc")
 
@@ -193,6 +195,11 @@ async def recorded(name: str, change: object) -> None:
     """Takes a change of a rollout."""
 
 
+async def unanswered(path: str, body: JSON) -> Reply:
+    """Answers no question of a golden set."""
+    return Reply(0, b"")
+
+
 def test_a_configuration_that_is_not_adopted_leaves_no_gauges_of_its_models(tmp_path: Path) -> None:
     before = config(tmp_path, 0)
     after = msgspec.structs.replace(before, models={**before.models, "another": before.models["tiny"]})
@@ -203,7 +210,7 @@ def test_a_configuration_that_is_not_adopted_leaves_no_gauges_of_its_models(tmp_
         router.begin_drain()  # a server that leaves adopts nothing
         payloads = PayloadLog(tmp_path, before.payloads, observer.payload_dropped)
         control = Control(before)
-        rollouts = Rollouts(control.state, control.presence, bool, loaded, ignore, ignored, recorded)
+        rollouts = Rollouts(control.state, control.presence, bool, loaded, ignore, ignored, recorded, unanswered)
         monitors = Monitors(control.state, ignore)
         scaling = Autoscaler(router, str, ignore)
         console = Console(before)

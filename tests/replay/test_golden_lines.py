@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from inferd.compare.golden import question
 from inferd.compare.golden import read_golden as read_for_rollouts
 from inferd.errors import InvalidRequest
 from inferd.replay.checks import failures
-from inferd.replay.golden import Case, question, read_golden
+from inferd.replay.golden import Case, read_golden
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -82,9 +83,9 @@ def test_a_case_asks_the_model_that_is_named_or_its_own(tmp_path: Path) -> None:
     chat, infer = cases(
         tmp_path, {"request": {**CHAT, "model": "own"}, "contains": "x"}, {"request": {"inputs": []}, "label": "1"}
     )
-    assert question(chat, "other@2") == ("/v1/chat/completions", {**CHAT, "model": "other@2"})
-    assert question(chat, None)[1]["model"] == "own"
-    assert question(infer, "digits@2") == ("/v2/models/digits@2/infer", {"inputs": []})
+    assert question(chat.item, "other@2") == ("/v1/chat/completions", {**CHAT, "model": "other@2"})
+    assert question(chat.item, None)[1]["model"] == "own"
+    assert question(infer.item, "digits@2") == ("/v2/models/digits@2/infer", {"inputs": []})
 
 
 def said(text: str) -> bytes:

@@ -12,12 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from inferd.compare.golden import GoldenItem
 from inferd.config import Config
 from inferd.config.versions import draw
 from inferd.errors import InvalidRequest, StateUnavailable
 from inferd.events import Assigned, CopyEnded, CopyResult, Event, HttpServed, ReplicaChanged, RolloutChanged
 from inferd.rollout import ledger
 from inferd.rollout.evidence import Count
+from inferd.rollout.golden import Reply
 from inferd.rollout.ledger import Change, Local
 from inferd.rollout.plan import Plan, plan_of
 from inferd.rollout.rollouts import Rollouts
@@ -74,6 +76,8 @@ class Gateway:
         self.events: list[Event] = []
         self.recorded: list[str] = []
         self.loaded: list[str] = []
+        self.asked: list[str] = []  # models, by the questions of the golden set
+        self.answers: dict[str, Callable[[Any], Reply]] = {}
         self.served = 0
         self.state = StateThread(lambda: open_database(world.url, world.folder))
         self.state.start(open_database(world.url, world.folder))
@@ -85,6 +89,7 @@ class Gateway:
             self.events.append,
             self._divide,
             self._record,
+            self._answer,
             now=lambda: world.now,
         )
         self.rollouts.configure(wanted)
@@ -97,6 +102,10 @@ class Gateway:
 
     async def _record(self, name: str, change: Change) -> None:
         self.recorded.append(f"{name} {change.progress.state}")
+
+    async def _answer(self, path: str, body: Any) -> Reply:
+        self.asked.append(body["model"])
+        return self.answers[body["model"]](body)
 
     def follow(self, wanted: Config) -> None:
         self.config = wanted
@@ -657,5 +666,118 @@ def test_differing_copies_take_a_version_back_on_every_gateway_and_at_once_on_th
             assert "differs: " in report.progress.reason
             assert len(report.differing) == index // 2
             assert (report.differing[0].request_id, report.differing[0].position) == ("user 1", 3)
+
+    asyncio.run(run())
+
+
+GOLDEN = [GoldenItem(path="/v1/completions", request={"prompt": str(number)}, equals="yes") for number in range(5)]
+
+
+def right(body: Any) -> Reply:
+    return Reply(200, b'{"choices":[{"text":"yes","index":0}]}')
+
+
+def often_wrong(body: Any) -> Reply:
+    return right(body) if body["prompt"] != "3" else Reply(200, b'{"choices":[{"text":"no","index":0}]}')
+
+
+def golden_config(**guard: Any) -> Config:
+    steps = [{"weight": 0}, {"weight": 100, "for_s": 3600}]
+    return config(guards={"errors": None, "golden": {"file": "g.jsonl", **guard}}, steps=steps)
+
+
+async def questioned(gateway: Gateway, until: Callable[[], bool]) -> None:
+    """The gateway looks, and its questions are answered meanwhile, until something is so."""
+    async with asyncio.timeout(60):
+        while not until():
+            await gateway.rollouts.look()
+            await asyncio.sleep(0.001)
+
+
+def golden_run(world: World, wanted: Config, answers: Mapping[str, Callable[[Any], Reply]], state: str) -> Gateway:
+    """A rollout of one gateway from its start to a state."""
+
+    async def run() -> Gateway:
+        async with gateways(world, 1, wanted) as (one,):
+            one.answers.update(answers)
+            one.rollouts.configure(wanted, {"m": GOLDEN})
+            await one.rollouts.command("m", "start", "key:a", "start by key:a")
+            await questioned(one, lambda: one.rollouts.reports()[0].progress.state == state)
+            assert (await one.rollouts.report("m")).progress.state == state
+            return one
+
+    return asyncio.run(run())
+
+
+def test_a_version_that_fails_one_question_of_five_is_taken_back_before_it_serves(world: World) -> None:
+    one = golden_run(world, golden_config(), {"m@2": often_wrong}, "rolled_back")
+    report = one.rollouts.reports()[0]
+    assert report.progress.reason.startswith("golden: ")
+    assert "answers of the new version were not the expected ones" in report.progress.reason
+    assert report.progress.step == 0, "at the step of 0 %"
+    assert report.golden is not None
+    assert report.golden.wrong == report.readings[0].bad.new > 1
+    assert {wrong.name for wrong in report.golden.last_wrong} == {""}
+    assert "'no'" in report.golden.last_wrong[0].reason
+    assert set(one.asked) == {"m@2"}, "the stable version is not asked"
+
+
+def test_a_version_that_answers_the_golden_set_goes_on_and_is_asked_in_every_step(world: World) -> None:
+    async def run() -> None:
+        wanted = golden_config(max_fraction=0.2)
+        async with gateways(world, 1, wanted) as (one,):
+            steps: list[int] = []
+
+            def noting(body: Any) -> Reply:
+                steps.append(one.rollouts.reports()[0].progress.step)
+                return right(body)
+
+            one.answers["m@2"] = noting
+            one.rollouts.configure(wanted, {"m": GOLDEN})
+            await one.rollouts.command("m", "start", "key:a", "start by key:a")
+            await questioned(one, lambda: steps.count(1) >= len(GOLDEN))
+            assert steps.count(0) >= 10, "fewer are not enough for one of five"
+            await one.rollouts.command("m", "pause", "key:a", "pause by key:a")
+            asked = len(one.asked)
+            for _ in range(5):
+                await one.rollouts.look()
+                await asyncio.sleep(0.001)
+            assert len(one.asked) <= asked + 1, "a rollout that is paused asks nothing"
+
+    asyncio.run(run())
+
+
+def test_a_golden_set_that_both_versions_fail_alike_takes_nothing_back(world: World) -> None:
+    """Half of the questions go to each, so that the same set of bad questions speaks for no version."""
+
+    async def run() -> None:
+        wanted = golden_config(max_fraction=None, max_ratio=2)
+        async with gateways(world, 1, wanted) as (one,):
+            one.answers.update({"m": often_wrong, "m@2": often_wrong})
+            one.rollouts.configure(wanted, {"m": GOLDEN})
+            await one.rollouts.command("m", "start", "key:a", "start by key:a")
+            await questioned(one, lambda: len(one.asked) > 100)
+            reading = one.rollouts.reports()[0].readings[0]
+            assert reading.bad.stable > 0
+            assert reading.units.stable > 20
+            assert set(one.asked) == {"m", "m@2"}
+
+    asyncio.run(run())
+
+
+def test_questions_that_are_dropped_prove_nothing(world: World) -> None:
+    async def run() -> None:
+        wanted = golden_config()
+        async with gateways(world, 1, wanted) as (one,):
+            one.answers["m@2"] = lambda body: Reply(429, b'{"error": {"message": "A copy does not wait."}}')
+            one.rollouts.configure(wanted, {"m": GOLDEN})
+            await one.rollouts.command("m", "start", "key:a", "start by key:a")
+            await questioned(
+                one, lambda: bool(one.asked) and one.rollouts.reports()[0].progress.state == "inconclusive"
+            )
+            report = one.rollouts.reports()[0]
+            assert report.golden is not None
+            assert (report.golden.asked, report.golden.problem) == (0, "429: A copy does not wait.")
+            assert report.readings[0].units == Count()
 
     asyncio.run(run())

@@ -51,6 +51,7 @@ from inferd.observe.traces.settings import Settings, settings_of
 from inferd.observe.why import Explainer
 from inferd.observe.why.pressure import MachinePressure
 from inferd.rollout.copies import Copies
+from inferd.rollout.golden import Reply, read_golden_sets
 from inferd.rollout.ledger import Change
 from inferd.rollout.plan import Plan
 from inferd.rollout.rollouts import Rollouts
@@ -63,7 +64,7 @@ from inferd.state.folder import data_folder
 from inferd.stored.store import DurableStore
 from inferd.tenancy.control import Control
 from inferd.tenancy.principal import OPERATOR
-from inferd.types import ModelInfo
+from inferd.types import JSON, ModelInfo
 from inferd.worker.dumps import forbid_dumps
 from inferd.worker.line_writer import FileTarget
 from inferd.worker.process import WORKER_COMMAND
@@ -158,6 +159,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
 
     certificate = certificate_of(config.server.tls)
     references = read_references(config)
+    golden = read_golden_sets(config)
     tls = Tls(certificate) if certificate is not None else None
     departure = Departure()
     async with contextlib.AsyncExitStack() as stack:
@@ -205,6 +207,9 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         def held(model: str) -> str:
             return site.held(model)
 
+        async def ask(path: str, body: JSON) -> Reply:
+            return await questions.ask(path, body)
+
         rollouts = Rollouts(
             control.state,
             control.presence,
@@ -213,6 +218,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             emit,
             divide,
             lambda name, change: _record(audit, name, change),
+            ask,
         )
         monitors = Monitors(control.state, emit)
         counted = _counted(monitors, _both(rollouts.handle, emit))
@@ -226,6 +232,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         observer.startup.enter("routes")
         await asyncio.to_thread(_import_parts)
         from inferd.app.actions import Actions
+        from inferd.app.questions import Questions
         from inferd.app.reload import Reloader
         from inferd.gateway.console.parts import Console
         from inferd.gateway.runs import Runs
@@ -242,12 +249,13 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         site = Site(
             config, router, control, observer, devices, console, payloads, rollouts, monitors, scaling, tls, copies
         )
+        questions = Questions(router, config)
         devices.start()  # when the workers have started: what the drivers do at first may take long
         stack.callback(devices.stop)
         source = options.source
         audit = AuditTrail(data_folder(config.state), emit)
         stack.callback(audit.close)
-        rollouts.configure(config)
+        rollouts.configure(config, golden)
         scaling.configure(config)
         if rollouts.plans:
             await rollouts.look()  # before the first request, as a version that was promoted serves all of them
@@ -302,6 +310,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         stack.callback(keeping_live.cancel)
         observer.startup.enter("listeners")
         listeners, grpc_address = await _open_listeners(site, create, ports, control_socket, emit)
+        site.add(questions.gateway)  # behind those of the listeners
         if runs is not None:
             running = asyncio.create_task(runs.keep(site.gateways[0]))
             stack.callback(running.cancel)
@@ -501,6 +510,7 @@ class Site:
 
             certificate = await asyncio.to_thread(certificate_of, config.server.tls)
         references = await asyncio.to_thread(read_references, config)
+        golden = await asyncio.to_thread(read_golden_sets, config)
         bound = _bound(config)
         # Events of a model may come before it is ready, so the observer knows it first.
         before = self.config
@@ -515,7 +525,7 @@ class Site:
         self.payloads.configure(config.payloads)
         changed = changed_settings(before, config)
         self.config = config
-        self.rollouts.configure(config)  # which divides the units again
+        self.rollouts.configure(config, golden)  # which divides the units again
         self.scaling.configure(config)
         self.monitors.configure(config, references)
         for server in self.servers:

@@ -270,14 +270,17 @@ def _steps(config: Config) -> list[str]:
 
 
 def _references(config: Config) -> tuple[str, ...]:
-    """Files of references that are none."""
+    """Files of references and golden sets that are none."""
     from inferd.drift.reference import read_references
+    from inferd.rollout.golden import read_golden_sets
 
-    try:
-        read_references(config)
-    except ConfigError as error:
-        return _lines(error)
-    return ()
+    problems: list[str] = []
+    for read in (read_references, read_golden_sets):
+        try:
+            read(config)
+        except ConfigError as error:
+            problems += error.message.splitlines()
+    return tuple(problems)
 
 
 def _certificate(config: Config) -> list[str]:

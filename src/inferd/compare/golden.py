@@ -6,7 +6,8 @@
 
 An item expects one or more of three things. ``contains``: texts that are somewhere in the answer's text. ``equals``:
 the answer's whole text, without blanks around it, or values as the answer has them, within a tolerance; fields that are
-left out may have any value. ``label``: the answer's first class. The field ``model`` of a request, and MODEL in a path, are filled in where the set is run.
+left out may have any value. ``label``: the answer's first class. The field ``model`` of a request, and MODEL in a path,
+are filled in where the set is run.
 """
 
 from __future__ import annotations
@@ -94,6 +95,17 @@ def unmet(item: GoldenItem, answer: Answer, tolerance: Tolerance = DEFAULT_TOLER
             at = "" if difference.position is None else f" at {difference.position}"
             return f"{difference.part}{at} is {difference.other!r}, and {difference.one!r} was expected."
     return None
+
+
+def question(item: GoldenItem, model: str | None) -> tuple[str, JSON]:
+    """The path and the body that ask a model. None: the one that the item names, or the server's only one."""
+    body: dict[str, Any] = dict(item.request)
+    if "MODEL" in item.path:
+        name = model or str(body.pop("model", "MODEL"))
+        return item.path.replace("MODEL", name), body
+    if model is not None:
+        body["model"] = model
+    return item.path, body
 
 
 def _shown(texts: Sequence[str]) -> str:

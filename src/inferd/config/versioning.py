@@ -153,6 +153,36 @@ class ReportedGuardConfig(Section, frozen=True, kw_only=True):
     ] = None
 
 
+class GoldenGuardConfig(Section, frozen=True, kw_only=True):
+    """Answers of the new version that are not those of a golden set: requests whose right answers are known. In every
+    step the server asks requests of the set that it draws by chance. Unset: nothing is asked."""
+
+    file: Annotated[
+        str,
+        Meta(
+            description="The golden set: one JSON object per line, with the request, its path, and contains, equals or "
+            "label."
+        ),
+    ]
+    max_fraction: Annotated[
+        Fraction | None,
+        Meta(description="So large a part of the new version's answers may be wrong. Unset: they are compared alone."),
+    ] = 0.02
+    max_ratio: Annotated[
+        Ratio | None,
+        Meta(
+            description=(
+                "Wrong answers of the new version may be less than so many times as likely as those of the stable one, "
+                "which is asked half of the requests then. Unset: the stable version is not asked."
+            )
+        ),
+    ] = None
+    relative: Annotated[
+        float, Meta(description="Numbers may differ by so much, relative to the expected ones.", ge=0, le=1)
+    ] = 1e-3
+    absolute: Annotated[float, Meta(description="Numbers may differ by so much in addition.", ge=0)] = 1e-6
+
+
 class GuardsConfig(Section, frozen=True, kw_only=True):
     """What is watched during a rollout. Each guard counts units with at least one bad event.
 
@@ -166,6 +196,7 @@ class GuardsConfig(Section, frozen=True, kw_only=True):
     refused: RefusedGuardConfig | None = None
     differs: DiffersGuardConfig | None = None
     reported: ReportedGuardConfig | None = None
+    golden: GoldenGuardConfig | None = None
 
 
 class RolloutConfig(Section, frozen=True, kw_only=True):

@@ -15,8 +15,9 @@ from urllib.parse import quote
 import msgspec
 
 from inferd import clock
+from inferd.compare.golden import question
 from inferd.replay.checks import failures
-from inferd.replay.golden import Case, question
+from inferd.replay.golden import Case
 from inferd.replay.report import Quantiles, Share, quantiles_of, share
 from inferd.replay.server import AskedServer, ServerGone
 from inferd.replay.statistics import worse
@@ -150,7 +151,7 @@ async def evaluate(
 
 
 async def _ask(server: AskedServer, case: Case, model: str | None) -> Result:
-    path, body = question(case, model)
+    path, body = question(case.item, model)
     try:
         reply = await server.ask("POST", quote(path, safe="/@"), msgspec.json.encode(body), _HEADERS)
     except TimeoutError:

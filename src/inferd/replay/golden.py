@@ -145,14 +145,3 @@ def _path_of(request: JSON) -> str:
     if "query" in request:
         return "/v1/rerank"
     raise ValueError("the route does not follow from the request; add path, such as /v1/embeddings or /classify")
-
-
-def question(case: Case, model: str | None) -> tuple[str, JSON]:
-    """The path and the body that ask a model. None: the one that the case names, or the server's only one."""
-    body: dict[str, Any] = dict(case.item.request)
-    if "MODEL" in case.item.path:
-        name = model or str(body.pop("model", "MODEL"))
-        return case.item.path.replace("MODEL", name), body
-    if model is not None:
-        body["model"] = model
-    return case.item.path, body

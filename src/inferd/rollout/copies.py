@@ -330,6 +330,20 @@ class _CopySink:
         return _DROPPED.get(failure.kind, "failed")
 
 
+def taking_nothing(request: Request) -> Request:
+    """The request for a model that serves clients as well: it takes nothing from theirs, and is charged to none."""
+    return msgspec.structs.replace(
+        request,
+        priority=RANKS["batch"],
+        tenant=TENANT,
+        weight=1.0,
+        session="",
+        idempotent=False,  # no second attempt
+        arrived_at=0.0,
+        is_copy=True,
+    )
+
+
 def _not_copied(request: Request) -> CopyResult | None:
     """Why no copy of a request is made; None: one is."""
     if isinstance(request, PredictRequest) and request.sequence:
@@ -342,19 +356,8 @@ def _not_copied(request: Request) -> CopyResult | None:
 def _copy_of(request: Request, entry: str, answer: Collected) -> Request | CopyResult:
     """The copy of a request, for the model ``entry``. An answer that is drawn by chance is drawn with the same seed;
     the reason, where that is not possible."""
-    copied = msgspec.structs.replace(
-        request,
-        id=f"copy-{request.id}",
-        model=entry,
-        priority=RANKS["batch"],
-        deadline_s=None,
-        first_byte_s=None,
-        tenant=TENANT,
-        weight=1.0,
-        session="",
-        idempotent=False,  # no second attempt
-        arrived_at=0.0,
-        is_copy=True,
+    copied = taking_nothing(
+        msgspec.structs.replace(request, id=f"copy-{request.id}", model=entry, deadline_s=None, first_byte_s=None)
     )
     if not isinstance(copied, GenerateRequest):
         return copied

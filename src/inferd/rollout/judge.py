@@ -94,6 +94,9 @@ def reading_text(reading: Reading) -> str:
     bad, units = reading.bad, reading.units
     if reading.guard == "differs":
         counts = f"{bad.new} of {units.new} copied units"
+    elif reading.guard == "golden":
+        counts = f"{bad.new} of {units.new} answers of the new version were not the expected ones"
+        counts += f", {bad.stable} of {units.stable} of the stable one" if units.stable else ""
     else:
         counts = (
             f"{bad.new} of {units.new} units with the new version, {bad.stable} of {units.stable} with the stable one"

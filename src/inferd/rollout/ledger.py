@@ -23,7 +23,7 @@ from inferd.rollout.tally import Batch
 from inferd.state.database import Database, Transaction, Value, next_number, number
 from inferd.state.presence import Presence
 
-_UNITS: Final[Mapping[Population, str]] = {"": "", "copies": "#copies"}
+_UNITS: Final[Mapping[Population, str]] = {"": "", "copies": "#copies", "golden": "#golden"}
 """What stands for a guard in the rows that count all units of a population."""
 
 MAX_CHANGES: Final = 100

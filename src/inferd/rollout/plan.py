@@ -10,10 +10,12 @@ import msgspec
 
 from inferd.compare.answers import Tolerance
 from inferd.config import ModelConfig, RolloutConfig
+from inferd.config.versioning import DiffersGuardConfig, GoldenGuardConfig
 
-GuardKind = Literal["errors", "invalid", "slow", "refused", "differs", "reported"]
-Population = Literal["", "copies"]
-"""Which units a guard counts: those that were divided between the versions, or those whose requests were copied."""
+GuardKind = Literal["errors", "invalid", "slow", "refused", "differs", "reported", "golden"]
+Population = Literal["", "copies", "golden"]
+"""Which units a guard counts: those that were divided between the versions, those whose requests were copied, or
+questions of the golden set."""
 
 KINDS: Final[tuple[GuardKind, ...]] = get_args(GuardKind)
 
@@ -29,11 +31,22 @@ class Guard(msgspec.Struct, frozen=True, kw_only=True):
     max_fraction: float | None = None  # so large a part of the new version's units may be bad
     over_s: float | None = None  # slow: a longer time to the end of the answer is a bad event
     first_over_s: float | None = None  # slow: a longer time to the first token
-    tolerance: Tolerance | None = None  # differs
+    tolerance: Tolerance | None = None  # differs, golden
 
     @property
     def population(self) -> Population:
-        return "copies" if self.kind == "differs" else ""
+        match self.kind:
+            case "differs":
+                return "copies"
+            case "golden":
+                return "golden"
+        return ""
+
+    @property
+    def share(self) -> float:
+        """Golden: the share of the questions that the new version is asked. The stable one is asked the others, where
+        the two are compared."""
+        return 1.0 if self.max_ratio is None else 0.5
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +58,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     shadow: float = 0.0  # of the units, 0 to 1: those whose requests are copied
 
     def can_prove(self, guard: Guard) -> bool:
-        """Whether evidence of a guard can come in this step: units have a choice, or requests are copied."""
-        return self.shadow > 0.0 if guard.population == "copies" else 0.0 < self.share < 1.0
+        """Whether evidence of a guard can come in this step: units have a choice, requests are copied, or it is asked
+        for."""
+        match guard.population:
+            case "copies":
+                return self.shadow > 0.0
+            case "golden":
+                return True
+        return 0.0 < self.share < 1.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +87,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The name of the rollout in the database. Another pair of versions is another rollout."""
         return f"{self.model}:{self.stable}:{self.new}"
+
+    @property
+    def golden(self) -> Guard | None:
+        """The guard of a golden set; None: the rollout has none."""
+        return next((guard for guard in self.guards if guard.kind == "golden"), None)
 
     @property
     def digest(self) -> str:
@@ -113,8 +137,8 @@ def _guards(config: ModelConfig, rollout: RolloutConfig) -> Iterator[Guard]:
         if kind == "slow" and guards.slow is not None:
             total_ms, first_ms = guards.slow.limits_ms(config.objectives.total_ms, config.objectives.ttft_ms)
             guard = msgspec.structs.replace(guard, over_s=_seconds(total_ms), first_over_s=_seconds(first_ms))
-        if kind == "differs" and guards.differs is not None:
-            tolerance = Tolerance(relative=guards.differs.relative, absolute=guards.differs.absolute)
+        if isinstance(found, DiffersGuardConfig | GoldenGuardConfig):
+            tolerance = Tolerance(relative=found.relative, absolute=found.absolute)
             guard = msgspec.structs.replace(guard, tolerance=tolerance)
         yield guard
 

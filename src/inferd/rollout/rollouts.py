@@ -12,12 +12,13 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from inferd import clock
+from inferd.compare.golden import GoldenItem
 from inferd.config import Config
 from inferd.config.versions import rollout_warnings
 from inferd.errors import InferdError, InvalidRequest, StateUnavailable
@@ -35,10 +36,11 @@ from inferd.events import (
 )
 from inferd.rollout import ledger
 from inferd.rollout.evidence import added
-from inferd.rollout.judge import Reading, judge, reading_text
+from inferd.rollout.golden import Ask, GoldenReport, Questions
+from inferd.rollout.judge import Reading, Verdict, judge, reading_text
 from inferd.rollout.ledger import Change, Exchanged, Local, Stored
 from inferd.rollout.machine import ACTIVE, JUDGED, Command, Progress, commanded
-from inferd.rollout.plan import Plan, plan_of
+from inferd.rollout.plan import GuardKind, Plan, plan_of
 from inferd.rollout.split import Split, split_of
 from inferd.rollout.tally import Tally
 from inferd.state.presence import Presence
@@ -51,8 +53,13 @@ MAX_RECENT: Final = 16_384
 MAX_DIFFERING: Final = 20
 """Copies with another answer that are reported."""
 
+BUSY_S: Final = 0.5
+"""Time until the golden set is asked again, after a question that was dropped."""
+
 SOON_S: Final = 0.02
 """Bad events are collected for so long before the database is asked."""
+
+_GOLDEN: Final[tuple[GuardKind, ...]] = ("golden",)
 
 _log = logging.getLogger("inferd.rollout")
 
@@ -86,13 +93,17 @@ class RolloutReport(msgspec.Struct, frozen=True, kw_only=True):
     shadows: list[float] = []  # by step: percentages of the units whose requests are copied
     copies: dict[CopyResult, int] = {}  # by result, of this run at this server; see ``events.CopyResult``
     differing: list[Differing] = []  # the last ones at this server
+    golden: GoldenReport | None = None  # what the golden set was answered at this server; None: there is none
     changes: list[Change] = []
 
 
 class _Here:
     """This gateway's part in a rollout."""
 
-    __slots__ = ("copies", "deaths", "differing", "number", "plan", "recent", "run", "sums", "tally", "told")
+    __slots__ = (
+        *("asking", "copies", "deaths", "differing", "number", "plan", "questions", "recent", "run", "step", "sums"),
+        *("tally", "told"),
+    )
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -108,6 +119,9 @@ class _Here:
         self.copies: dict[CopyResult, int] = {}
         self.differing: list[Differing] = []
         self.recent: dict[str, Assigned | None] = {}  # calls that ended, by their ids; None: it was reported
+        self.questions: Questions | None = None  # of the golden set, once the first was asked
+        self.step = -1, 0  # of the questions: the step's index, and how many were answered in it
+        self.asking: asyncio.Task[None] | None = None
 
     @property
     def takes_reports(self) -> bool:
@@ -117,6 +131,7 @@ class _Here:
         """Use a changed plan of the same rollout."""
         if plan.guards != self.plan.guards:
             self.tally.watch(plan.guards)
+            self.questions = None
         self.plan = plan
 
 
@@ -133,6 +148,7 @@ class Rollouts:
         emit: Emit,
         adopt: Adopt,
         record: Record,
+        ask: Ask,
         now: Callable[[], float] = clock.wall,
     ) -> None:
         self._state = state
@@ -143,6 +159,8 @@ class Rollouts:
         self._emit = emit
         self._adopt = adopt
         self._record = record
+        self._ask = ask
+        self._golden: Mapping[str, Sequence[GoldenItem]] = {}
         self._now = now
         self._config = Config()
         self._here: dict[str, _Here] = {}  # by the rollout's name
@@ -154,9 +172,13 @@ class Rollouts:
 
     # -- what is wanted ------------------------------------------------------------------------
 
-    def configure(self, config: Config) -> None:
-        """Follow the plans of another configuration."""
+    def configure(self, config: Config, golden: Mapping[str, Sequence[GoldenItem]] = {}) -> None:
+        """Follow the plans of another configuration. ``golden``: the golden sets that its guards name."""
         self._config = config
+        if golden != self._golden:
+            self._golden = golden
+            for here in self._here.values():
+                here.questions = None
         plans = {plan.name: plan for name, model in config.models.items() if (plan := plan_of(name, model)) is not None}
         for name in self._here.keys() - plans.keys():
             plan = self._here.pop(name).plan
@@ -248,6 +270,14 @@ class Rollouts:
 
     async def keep(self) -> None:
         """Look again and again, until this is cancelled."""
+        try:
+            await self._keep()
+        finally:
+            for here in self._here.values():
+                if here.asking is not None:
+                    here.asking.cancel()
+
+    async def _keep(self) -> None:
         while True:
             self._wake.clear()
             if self._here or self._gone:
@@ -329,6 +359,8 @@ class Rollouts:
                 here.begin(progress.run)
             if progress.state == "preparing":
                 self._prepare(here)
+            if self._is_questioned(here):
+                self._question(here)
             if progress.state in JUDGED or progress.state == "promoted":
                 split = split_of(here.plan, progress, self._config)
                 splits[here.plan.model] = _held(split) if _is_worse(here, found.stored[name]) else split
@@ -359,6 +391,48 @@ class Rollouts:
         if key not in self._loading and not self._is_ready(self._entry(here.plan)):
             self._loading = {other: task for other, task in self._loading.items() if not task.done()}
             self._loading[key] = asyncio.create_task(self._load_new(self._entry(here.plan)))
+
+    def _is_questioned(self, here: _Here) -> bool:
+        """Whether another question of the golden set is asked: in each step as many as the set has, and further ones
+        until the guard is passed."""
+        stored = None if self._known is None else self._known.stored.get(here.plan.name)
+        if here.plan.golden is None or not self._golden.get(here.plan.model) or stored is None:
+            return False
+        progress = stored.progress
+        if progress.run != here.run or progress.state not in JUDGED or progress.is_paused:
+            return False
+        if here.step[0] != progress.step:
+            here.step = progress.step, 0
+        verdict = _verdict(here, stored)
+        is_over = here.step[1] >= len(self._golden[here.plan.model]) and verdict.is_passed(_GOLDEN)
+        return not is_over and verdict.worse is None
+
+    def _question(self, here: _Here) -> None:
+        if here.asking is None or (here.asking.done() and not here.asking.cancelled() and not here.asking.exception()):
+            here.asking = asyncio.create_task(self._ask_golden(here, here.run))
+            here.asking.add_done_callback(_log_defect)
+
+    async def _ask_golden(self, here: _Here, run: int) -> None:
+        """Ask one question after the other, as long as there is a reason to."""
+        while here.run == run and self._here.get(here.plan.name) is here and self._is_questioned(here):
+            guard = here.plan.golden
+            assert guard is not None, "else nothing is asked"
+            if here.questions is None:
+                here.questions = Questions(self._golden[here.plan.model], guard, self._ask)
+            questions = here.questions
+            split = split_of(here.plan, Progress(), self._config)
+            is_new = questions.is_new()
+            found = await questions.ask(split.new_entry if is_new else split.stable_entry, is_new=is_new)
+            if here.run != run or here.questions is not questions:
+                return
+            if found.result == "dropped":
+                await asyncio.sleep(BUSY_S)
+                continue
+            here.step = here.step[0], here.step[1] + 1
+            here.tally.answered(guard.share, is_new=is_new, is_bad=found.result == "wrong")
+            if found.result == "wrong":
+                self._wake.set()
+                self._hold_if_worse(here)
 
     async def _load_new(self, entry: str) -> None:
         try:
@@ -457,7 +531,14 @@ class Rollouts:
             shadows=[100.0 * step.shadow for step in plan.steps],
             copies=dict(here.copies),
             differing=here.differing,
+            golden=self._golden_report(here),
         )
+
+    def _golden_report(self, here: _Here) -> GoldenReport | None:
+        if here.questions is not None:
+            return here.questions.report
+        items = self._golden.get(here.plan.model)
+        return GoldenReport(questions=len(items)) if items else None
 
     def _plan(self, model: str) -> Plan:
         plan = self._plans().get(model)
@@ -474,15 +555,24 @@ class Rollouts:
 
 def _is_worse(here: _Here, stored: Stored) -> bool:
     """Whether a guard would take the new version back, by what the database knows and what was counted here since."""
-    if stored.progress.state not in JUDGED:
-        return False
+    return stored.progress.state in JUDGED and _verdict(here, stored).worse is not None
+
+
+def _verdict(here: _Here, stored: Stored) -> Verdict:
+    """What the guards say, by what the database knows and what was counted here since."""
     bad = {
         guard: added(stored.bad.get(guard, {}), here.tally.bad_counts.get(guard, {}))
         for guard in stored.bad.keys() | here.tally.bad_counts.keys()
     }
     populations = {guard.population for guard in here.plan.guards}
     units = {of: added(stored.units.get(of, {}), here.tally.units_of(of)) for of in populations}
-    return judge(here.plan, bad, units).worse is not None
+    return judge(here.plan, bad, units)
+
+
+def _log_defect(task: asyncio.Task[None]) -> None:
+    """A defect ends the questions of its rollout and nothing else."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a golden set could not be asked", exc_info=error)
 
 
 def _held(split: Split) -> Split:

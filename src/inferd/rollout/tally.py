@@ -103,6 +103,13 @@ class Tally:
         self._note(BadEvent("differs", 0.0, True, unit))
         return True
 
+    def answered(self, share: float, *, is_new: bool, is_bad: bool) -> None:
+        """Count an answer to a question of the golden set, which was drawn by chance and is a unit of its own.
+        ``share``: of the questions, those that the new version is asked."""
+        self._add_units("golden", share, Count(new=1) if is_new else Count(stable=1))
+        if is_bad:
+            self._note(BadEvent("golden", share, is_new, b""))
+
     def reported(self, assigned: Assigned) -> bool:
         """Count a unit of which something bad was reported, after its call; whether it was not known yet."""
         known = self._known.get(assigned.unit) if assigned.unit else None
@@ -188,7 +195,7 @@ def is_bad(guard: Guard, event: HttpServed) -> bool:
             return _is_slow(guard, event, kind)
         case "refused":
             return event.assigned is not None and event.assigned.is_refusal
-        case "differs" | "reported":
+        case "differs" | "reported" | "golden":
             return False
 
 

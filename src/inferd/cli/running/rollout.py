@@ -14,6 +14,7 @@ from inferd.cli.help import Commands
 from inferd.cli.running.control import ANSWER_S, Server, server_options
 
 if TYPE_CHECKING:
+    from inferd.rollout.golden import GoldenReport
     from inferd.rollout.rollouts import RolloutReport
 
 _JSON = {"content-type": "application/json"}
@@ -118,12 +119,24 @@ def _show(report: RolloutReport) -> None:
         where = "gave no answer" if not one.part else f"differs in {one.part}"
         at = "" if one.position is None else f" from position {one.position} on"
         click.echo(f"    {one.request_id}: {where}{at}")
+    if report.golden is not None:
+        _show_golden(report.golden)
     if report.changes:
         click.echo("changes, the last first:")
     for change in report.changes:
         when = datetime.fromtimestamp(change.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         state = change.progress.state.replace("_", " ") + (", paused" if change.progress.is_paused else "")
         click.echo(f"  {when}  {state}, {100 * change.progress.share:g} %: {change.progress.reason}")
+
+
+def _show_golden(golden: GoldenReport) -> None:
+    dropped = f", {golden.dropped} dropped, the last: {golden.problem}" if golden.dropped else ""
+    click.echo(
+        f"  golden set of {golden.questions} at this server: {golden.asked} answers of the new version, "
+        f"{golden.wrong} of them wrong{dropped}"
+    )
+    for one in golden.last_wrong:
+        click.echo(f"    {one.name}: {one.reason}")
 
 
 def _send(server: Server, model: str, word: str, **body: object) -> None:
