@@ -108,8 +108,34 @@ def http_attacks(
                 body = b'{"model":"%b","%b":%b}' % (model.encode(), field.encode(), value)
                 length = f"content-length: {len(body)}\r\n"
                 yield Attack(door, f"{name} as {field}", False, _head("POST", path, known + length) + body)
+        if route.pattern.endswith("/chat/completions"):
+            yield from _texts_of_a_chat(door, model, path, known, most)
         deep = b'{"x":' + b"[" * (most // 2) + b"]" * (most // 2 - 16) + b"}"
         yield Attack(door, "depth", False, _head("POST", path, known + f"content-length: {len(deep)}\r\n") + deep)
+
+
+def _texts_of_a_chat(door: str, model: str, path: str, known: str, most: int) -> Iterator[Attack]:
+    """Texts that are slow to decode, and texts in which JSON is read."""
+    call = '{"id":"%d","type":"function","function":{"name":"f","arguments":"%s"}}'
+    calls = {
+        "16 MB of lists as arguments": [call % (1, "[]," * (most // 3 - 256))],
+        "a megabyte of lists as arguments": [call % (1, "[" + "[]," * 300_000 + "[]]")],
+        "thousands of calls": [call % (number, "{}") for number in range(4000)],
+    }
+    messages = {name: f'{{"role":"assistant","tool_calls":[{",".join(all_)}]}}' for name, all_ in calls.items()}
+    for name, text in {"escapes": r"\n", "emoji": "\U0001f600", "quotes": r"\""}.items():
+        messages[f"16 MB of {name}"] = f'{{"role":"user","content":"{text * ((most - 256) // len(text.encode()))}"}}'
+    asked = {name: f'"messages":[{message}]' for name, message in messages.items()}
+    for name, number in {"the largest": "1e308", "nothing": "4e-324"}.items():
+        for count in (600, 15_000, 250_000):
+            tool = f'{{"name":"f","parameters":{{"x":[{",".join([number] * count)}]}}}}'
+            asked[f"{count} numbers near {name}"] = (
+                f'"messages":[{{"role":"user","content":""}}],"tools":[{{"type":"function","function":{tool}}}]'
+            )
+    for name, fields in asked.items():
+        body = f'{{"model":"{model}",{fields}}}'.encode()
+        head = _head("POST", path, known + f"content-length: {len(body)}\r\n")
+        yield Attack(door, name, False, head + body)
 
 
 def http1_floods() -> Iterator[Attack]:

@@ -15,7 +15,8 @@ from tests.stopwatch import Stopwatch
 
 from inferd.config import ServerConfig
 from inferd.errors import InvalidRequest
-from inferd.gateway.body.decode import decode, is_certain
+from inferd.gateway.body.decode import decode
+from inferd.gateway.body.document import is_certain
 from inferd.gateway.openai.wire import ChatRequest, CompletionRequest, chat_decoder, completion_decoder
 
 HI = [{"role": "user", "content": "hi"}]

@@ -19,6 +19,7 @@ import os
 import resource
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from inferd.worker.line_writer import LogStream
 
 LAST_BYTES_S = 1.0  # for sending the last bytes of complete answers
+SWITCH_INTERVAL_S = 0.001  # for which the event loop waits for a thread in Python code, which may read a large body
 MAX_FILES = 65_536  # open files that are requested; every connection is one
 
 _log = logging.getLogger("inferd.app")
@@ -136,6 +138,7 @@ def run(config: Config, options: ServeOptions = ServeOptions()) -> int:
             options.on_ready(found)
 
     forbid_dumps()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=factory) as runner:
         _allow_files()
         return runner.run(serve(config, options._replace(on_ready=ready)))

@@ -44,6 +44,7 @@ EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"  # the last event of a complete answer in OpenAI's dialect
 BODY_IDLE_TIMEOUT_S: Final = 60.0
 SLOWEST_BODY: Final = 16 * 1024  # bytes per second; a body at this rate or faster may take longer than the timeout
+JOINED_BYTES: Final = 1024 * 1024  # a larger body is put together on another thread
 
 SDK_TIMEOUT_HEADERS: Final = (b"x-stainless-timeout", b"x-stainless-read-timeout")
 """Headers in which OpenAI's clients send the seconds for which they wait for the first byte of an answer."""
@@ -443,7 +444,10 @@ async def read_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
                 raise _too_large(max_bytes)
             chunks.append(chunk)
         if is_last:
-            body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            if call.request_bytes > JOINED_BYTES:
+                body = await asyncio.to_thread(b"".join, chunks)
+            else:
+                body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             if call.capture is not None:
                 call.capture.request = body
             return body

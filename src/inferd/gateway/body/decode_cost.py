@@ -6,18 +6,29 @@ counted on another thread than the event loop's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from inferd.errors import InvalidRequest
 
 PIECE_BYTES: Final = 4096
 MAX_DECODE_COST: Final = 1 << 18  # the unit is decoding one number of a list; this many take about 30 ms
-MAX_DEPTH: Final = 256
-"""Levels of lists and objects. Every reader and writer behind the door recurses, and gets through more than twice as
-many."""
+CHEAP_BYTES: Final = 4096  # whatever a body of at most so many bytes holds is decoded within some milliseconds
 
 _PIECE_BYTES: Final = 256 * 1024  # counted in one call
+
+# Most numbers are decoded within 0.1 us. A number near the ends of float64's range takes up to 10 us, and one of many
+# digits up to 40 ns for each digit. An escape sequence takes up to 5 ns.
+_EXTREME: Final = re.compile(rb"[eE][+-]?[0-9]{3}")
+_EXTREME_WEIGHT: Final = 400  # a body that is decoded in the event loop may have some hundreds
+_LONG: Final = re.compile(rb"[0-9.]{16,}")
+_DIGITS_OF_A_UNIT: Final = 3  # of a long number
+_ESCAPES_OF_A_UNIT: Final = 16
+_IN_NUMBERS: Final = b"0123456789.eE+-"
+_AS_ZEROS: Final = bytes.maketrans(b"123456789.+E", b"0" * 10 + b"-e")  # what is looked for is found quickly in it
+_LONG_ZEROS: Final = b"0" * 16
+_EXTREME_ZEROS: Final = b"e000", b"e-000"
 
 
 class Piece(NamedTuple):
@@ -47,41 +58,59 @@ def check_decode_cost(body: bytes) -> None:
 
     The decoder holds the interpreter's lock until it is done, so a costly body would block all other threads.
     """
-    num_marks = 0
-    for at in range(0, len(body), _PIECE_BYTES):
-        piece = body[at : at + _PIECE_BYTES]
-        num_marks += len(piece) - len(piece.translate(None, b',:[{"'))
-        if 4 * num_marks > MAX_DECODE_COST:
-            break
-    else:
-        return
-    if _weight(body) > MAX_DECODE_COST:
+    if not _is_cheap(body) and decode_cost(body) > MAX_DECODE_COST:
         raise InvalidRequest(
             f"The request body has more values than are read: {MAX_DECODE_COST} numbers at most, of which a string "
-            "counts as two, and an object, a list and a key as five each; send fewer in a request, and tensors as "
-            "binary data.",
+            "counts as two, an object, a list and a key as five each, a number whose exponent has three digits as "
+            f"{_EXTREME_WEIGHT}, a number of 16 or more digits as a third of its digits, and {_ESCAPES_OF_A_UNIT} "
+            "escape sequences as one; send fewer in a request, and tensors as binary data.",
             code="too_many_values",
         )
 
 
-def is_too_deep(value: Any) -> bool:
-    """Whether decoded JSON has more than ``MAX_DEPTH`` levels of lists and objects."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        parts = [one if isinstance(one, list) else one.values() for one in level if isinstance(one, list | dict)]
-        if not parts:
+def decode_cost(body: bytes) -> int:
+    """The cost of decoding ``body``, in numbers of a list. Counting stops above ``MAX_DECODE_COST``."""
+    cost = num_escapes = 0
+    rest = b""  # a number that the next piece may go on with
+    for piece in pieces(body):
+        part = rest + b"".join(piece.outside)
+        cost += len(piece.outside) + part.count(b",")
+        cost += 4 * (part.count(b":") + part.count(b"[") + part.count(b"{"))
+        num_escapes += piece.raw.count(b"\\")
+        end = len(part.rstrip(_IN_NUMBERS))
+        part, rest = (part[:end], part[end:]) if len(part) - end <= CHEAP_BYTES else (part, b"")
+        cost += _numbers_cost(part)
+        if cost + num_escapes // _ESCAPES_OF_A_UNIT > MAX_DECODE_COST:
+            break
+    return cost + num_escapes // _ESCAPES_OF_A_UNIT + _numbers_cost(rest)
+
+
+def _numbers_cost(part: bytes) -> int:
+    """What the numbers in a text outside strings cost beyond one each."""
+    zeros = part.translate(_AS_ZEROS)
+    cost = _EXTREME_WEIGHT * len(_EXTREME.findall(part)) if _has_extremes(zeros) else 0
+    if _LONG_ZEROS in zeros:
+        cost += sum(len(number) // _DIGITS_OF_A_UNIT for number in _LONG.findall(part))
+    return cost
+
+
+def _is_cheap(body: bytes) -> bool:
+    """Whether decoding costs at most ``MAX_DECODE_COST`` whatever the values are. Quick to see of most bodies."""
+    if len(body) <= MAX_DECODE_COST:
+        zeros = body.translate(_AS_ZEROS)
+        return not _has_extremes(zeros) and _LONG_ZEROS not in zeros
+    most = 0
+    for at in range(0, len(body), _PIECE_BYTES):
+        piece = body[at : at + _PIECE_BYTES]
+        zeros = piece.translate(_AS_ZEROS)
+        weight = _EXTREME_WEIGHT if _has_extremes(zeros) else 4
+        most += weight * (len(piece) - len(piece.translate(None, b',:[{"'))) + piece.count(b"\\") // _ESCAPES_OF_A_UNIT
+        if _LONG_ZEROS in zeros:
+            most += len(piece) // _DIGITS_OF_A_UNIT
+        if most > MAX_DECODE_COST:
             return False
-        level = [one for part in parts for one in part]
     return True
 
 
-def _weight(body: bytes) -> int:
-    """The cost of decoding ``body``, in numbers of a list. Counting stops above ``MAX_DECODE_COST``."""
-    weight = 0
-    for piece in pieces(body):
-        part = b"".join(piece.outside)
-        weight += len(piece.outside) + part.count(b",")
-        weight += 4 * (part.count(b":") + part.count(b"[") + part.count(b"{"))
-        if weight > MAX_DECODE_COST:
-            break
-    return weight
+def _has_extremes(zeros: bytes) -> bool:
+    return any(extreme in zeros for extreme in _EXTREME_ZEROS)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from inferd.gateway.body.embedded import call_arguments
+from inferd.gateway.body.embedded import EmbeddedJson
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.limits import MAX_MESSAGES
 
@@ -115,7 +115,18 @@ def messages_of(instructions: str | None, items: Sequence[Placed]) -> tuple[list
 class _Conversation:
     """Collects messages from items, and checks that calls and results belong together."""
 
-    __slots__ = ("_awaited", "_calls", "_messages", "_reasoning", "_results", "_system", "_texts", "_user", "left_out")
+    __slots__ = (
+        "_awaited",
+        "_calls",
+        "_embedded",
+        "_messages",
+        "_reasoning",
+        "_results",
+        "_system",
+        "_texts",
+        "_user",
+        "left_out",
+    )
 
     def __init__(self, instructions: str | None, items: Sequence[Placed]) -> None:
         self.left_out: list[str] = []
@@ -127,6 +138,7 @@ class _Conversation:
         self._calls: list[JSON] = []
         self._awaited: set[str] = set()  # ids of all calls
         self._results = _results_of(items)
+        self._embedded = EmbeddedJson()
 
     def take(self, placed: Placed) -> None:
         at, item, _ = placed
@@ -219,7 +231,10 @@ class _Conversation:
                 "input", f"The call {shown(item.call_id)} of {at} has no output; {_NO_RESULT}", "missing_tool_output"
             )
         self._awaited.add(item.call_id)
-        arguments = {INPUT: item.input or ""} if kind == "custom_tool_call" else call_arguments(item.arguments or "{}")
+        if kind == "custom_tool_call":
+            arguments: str | JSON = {INPUT: item.input or ""}
+        else:
+            arguments = self._embedded.arguments(item.arguments or "{}")
         function = {"name": flat_name(item.name, item.namespace), "arguments": arguments}
         return {"id": item.call_id, "type": "function", "function": function}
 

@@ -12,10 +12,10 @@ import msgspec
 
 from inferd.gateway.admission import MAX_TIMEOUT_S
 from inferd.gateway.body.decode import OFF_LOOP_BYTES, decode
-from inferd.gateway.body.decode_cost import MAX_DECODE_COST, check_decode_cost
+from inferd.gateway.body.decode_cost import CHEAP_BYTES, MAX_DECODE_COST, check_decode_cost
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.kserve.outline import contains, outline
-from inferd.gateway.kserve.wire import head_decoder
+from inferd.gateway.kserve.wire import head_decoder, raw_head_decoder
 from inferd.gateway.terms import PredictFields
 from inferd.types import RANKS
 
@@ -45,6 +45,8 @@ def read_infer(
         if len(head) > MAX_DECODE_COST:
             check_decode_cost(head)
     try:
+        if len(head) > CHEAP_BYTES and len(raw := bytes(raw_head_decoder.decode(head).parameters)) > CHEAP_BYTES:
+            check_decode_cost(raw)
         parameters = head_decoder.decode(head).parameters
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         parameters = decode(head, head_decoder).parameters  # raises an InvalidRequest that names the field

@@ -54,7 +54,14 @@ class Head(msgspec.Struct, frozen=True):
     parameters: dict[str, Value] | None = None
 
 
+class RawHead(msgspec.Struct, frozen=True):
+    """As ``Head``, before the parameters are decoded."""
+
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+
+
 head_decoder: Final = msgspec.json.Decoder(Head)
+raw_head_decoder: Final = msgspec.json.Decoder(RawHead)
 
 
 # -- types for the OpenAPI document --------------------------------------------------------------

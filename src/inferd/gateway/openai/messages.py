@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Final
 
 from inferd.errors import InvalidRequest
-from inferd.gateway.body.embedded import call_arguments
+from inferd.gateway.body.embedded import EmbeddedJson
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.limits import MAX_MESSAGES, MAX_TOOLS, check_arguments_schema
 from inferd.gateway.openai.wire import JSON, ChatMessage, ChatRequest, ContentPart, TokenizeRequest, Tool
@@ -73,8 +73,9 @@ def chat_of(
         add_generation_prompt = False
     special = body.add_special_tokens
     _check_results(messages)
+    embedded = EmbeddedJson()
     return Chat(
-        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
+        messages=[_message(message, f"messages[{i}]", embedded) for i, message in enumerate(messages)],
         tools=_tools(body.tools),
         add_generation_prompt=True if add_generation_prompt is None else add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
@@ -84,7 +85,7 @@ def chat_of(
     )
 
 
-def _message(message: ChatMessage, at: str) -> JSON:
+def _message(message: ChatMessage, at: str, embedded: EmbeddedJson) -> JSON:
     role = message.role
     if role not in _ROLES:
         raise invalid(f"{at}.role", f"{at}.role must be one of {', '.join(_ROLES)}, not {shown(role)}.")
@@ -102,7 +103,7 @@ def _message(message: ChatMessage, at: str) -> JSON:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments, embedded)},
             }
             for call in message.tool_calls
         ]
@@ -164,10 +165,10 @@ def _part(part: ContentPart | str, role: str, at: str) -> str:
     )
 
 
-def _arguments(arguments: str | JSON | None) -> str | JSON:
+def _arguments(arguments: str | JSON | None, embedded: EmbeddedJson) -> str | JSON:
     if arguments is None:
         return {}
-    return call_arguments(arguments) if isinstance(arguments, str) else arguments
+    return embedded.arguments(arguments) if isinstance(arguments, str) else arguments
 
 
 def _tools(tools: list[Tool] | None) -> list[JSON] | None:

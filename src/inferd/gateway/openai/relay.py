@@ -6,11 +6,14 @@ server checks them. Does not know replicas or connections.
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from inferd.config.versions import entry_named
 from inferd.gateway.admission import cost_elsewhere, may_use, terms_of
-from inferd.gateway.body.decode import OFF_LOOP_BYTES, check_document, decode, decode_body
+from inferd.gateway.body.decode import OFF_LOOP_BYTES, decode, decode_body
+from inferd.gateway.body.document import check_document
 from inferd.gateway.caching import CacheInputs
 from inferd.gateway.call import PENDING, Answer, Call
 from inferd.gateway.context import Context
@@ -61,15 +64,18 @@ async def relay_request(context: Context, call: Call, path: str, body: bytes) ->
         return None
     decoder = chat_decoder if path == CHAT else text_decoder
     is_decoded = True
+    is_large = len(body) > OFF_LOOP_BYTES
     try:
-        fields: ChatFields | TextFields = decoder.decode(body)
+        fields: ChatFields | TextFields = (
+            await asyncio.to_thread(decoder.decode, body) if is_large else decoder.decode(body)
+        )
         name = _target(context, call, fields.model)
     except (ValueError, RecursionError):
         is_decoded = False
         name = remote_model_of(context, call, body)
     if name is None:
         return None
-    if not is_decoded or len(body) > OFF_LOOP_BYTES:
+    if not is_decoded or is_large:
         await decode_body(body, decoder)  # type: ignore[misc]  # its error names the wrong field
     else:
         check_document(body)
