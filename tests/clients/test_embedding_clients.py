@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import ollama
 import openai
 import pytest
 from langchain_openai import OpenAIEmbeddings
@@ -130,3 +131,18 @@ def test_usage_and_batches_are_counted(url: str) -> None:
     assert counted, [line for line in metrics.splitlines() if "tokens" in line][:20]
     assert sum(map(float, counted)) > 0
     assert json.loads(httpx.get(f"{url}/v1/models", timeout=30).text)["data"][0]["id"] == "tiny"
+
+
+def test_ollamas_client_gets_vectors_of_length_one(url: str, client: openai.OpenAI) -> None:
+    wanted = [row.embedding for row in client.embeddings.create(model="tiny", input=TEXTS).data]
+    with ollama.Client(host=url, timeout=30) as made:
+        several = made.embed("tiny", TEXTS, keep_alive="5m", options={"num_ctx": 512})
+        np.testing.assert_allclose(several.embeddings, wanted, atol=1e-6)
+        assert several.prompt_eval_count is not None
+        assert several.prompt_eval_count > 12
+        assert len(made.embed("tiny", TEXTS[0], dimensions=8).embeddings[0]) == 8
+        np.testing.assert_allclose(made.embeddings("tiny", TEXTS[0]).embedding, wanted[0], atol=1e-6)
+        assert made.embed("tiny:latest", "a " * 100).embeddings  # a text that is too long is cut
+        with pytest.raises(ollama.ResponseError, match="reads at most 40"):
+            made.embed("tiny", "a " * 100, truncate=False)
+        assert made.show("tiny").capabilities == ["embedding"]

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from tests.clients.conftest import Server
-from tests.clients.scripted_model import ANSWER, HELLO
+from tests.clients.scripted_model import ANSWER, HELLO, SURE
 
 GREETING = "".join(HELLO)
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
@@ -92,3 +92,49 @@ def test_a_refusal_has_its_status_and_reason(client: Any) -> None:
     assert caught.value.response.status_code == 404
     with pytest.raises(HfHubHTTPError, match="temperature"):
         client.chat_completion(ASK, model="scripted", temperature=3)
+
+
+# -- text-generation-inference's routes -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tgi(server: Server) -> Iterator[InferenceClient]:
+    with InferenceClient(model=f"{server.url}/generate", timeout=60) as client:
+        yield client
+
+
+def test_a_text_is_continued_as_by_text_generation_inference(tgi: InferenceClient) -> None:
+    assert tgi.text_generation("abc", max_new_tokens=3) == "def"
+    assert tgi.text_generation("abc", max_new_tokens=3, return_full_text=True) == "abcdef"
+    assert tgi.text_generation("abc", max_new_tokens=20, stop=["ef"]) == "def"
+    told = tgi.text_generation("abc", max_new_tokens=3, details=True, top_n_tokens=2, decoder_input_details=True)
+    assert (told.generated_text, told.details.finish_reason, told.details.generated_tokens) == ("def", "length", 3)
+    assert [token.text for token in told.details.tokens] == ["d", "e", "f"]
+    assert [token.logprob for token in told.details.tokens] == pytest.approx([SURE] * 3, abs=1e-3)
+    assert told.details.top_tokens is not None
+    assert [len(top) for top in told.details.top_tokens] == [2, 2, 2]
+    assert [token.text for token in told.details.prefill][1:] == ["b", "c"]
+    assert told.details.prefill[1].logprob == pytest.approx(SURE, abs=1e-3)
+
+
+def test_a_streamed_text_is_the_whole_one_token_by_token(tgi: InferenceClient) -> None:
+    assert "".join(tgi.text_generation("abc", max_new_tokens=5, stream=True)) == "defgh"
+    events = list(tgi.text_generation("abc", max_new_tokens=5, stream=True, details=True))
+    assert [event.index for event in events] == [1, 2, 3, 4, 5]
+    assert "".join(event.token.text for event in events) == "defgh"
+    assert [event.generated_text for event in events] == [None] * 4 + ["defgh"]
+    assert events[-1].details is not None
+    last = events[-1].details
+    assert (last.finish_reason, last.generated_tokens, last.input_length) == ("length", 5, 3)
+    # The bytes of a character are tokens of their own: their text comes with the last of them.
+    emoji = list(tgi.text_generation("~", max_new_tokens=4, stream=True, details=True))
+    assert "".join(event.token.text for event in emoji) == emoji[-1].generated_text == "😀"
+
+
+def test_a_grammar_binds_a_text_and_errors_are_told(tgi: InferenceClient) -> None:
+    grammar: Any = {"type": "json", "value": {"const": {"n": 7}}}
+    assert json.loads(tgi.text_generation("abc", max_new_tokens=30, grammar=grammar)) == {"n": 7}
+    with pytest.raises(Exception, match=r"parameters\.typical_p is not supported"):
+        tgi.text_generation("abc", typical_p=0.5)
+    with pytest.raises(Exception, match=r"parameters\.max_new_tokens must be at least 1"):
+        tgi.text_generation("abc", max_new_tokens=0)

@@ -28,6 +28,10 @@ BODIES: dict[str, dict[str, Any]] = {
     },
     "/v1/responses": {"model": "tiny", "input": "hi"},
     "/v1/responses/input_tokens": {"model": "tiny", "input": "hi"},
+    "/api/chat": MESSAGES,
+    "/api/generate": {"model": "tiny", "prompt": "hi"},
+    "/generate": {"model": "tiny", "inputs": "hi"},
+    "/generate_stream": {"model": "tiny", "inputs": "hi"},
     "/v2/models/{model}/generate": {"text_input": "hi"},
     "/v2/models/{model}/generate_stream": {"text_input": "hi"},
 }
@@ -61,7 +65,8 @@ def cases() -> Iterator[Case]:
         yield Case(path, {"field_of_tomorrow": 1}, "field_of_tomorrow", unknown)
         if tool:
             yield Case(path, {"tools": [TOOL]}, "tools.of_tomorrow", tool)
-            yield Case(path, {"tools": [TOOL], "tool_choice": choice}, "", chosen)
+            if chosen:
+                yield Case(path, {"tools": [TOOL], "tool_choice": choice}, "", chosen)
         for cell in filter(None, (without_effect, unsupported)):
             found = re.fullmatch(r"`(\{.*\})`: (\w+)", cell)
             assert found is not None, cell

@@ -49,6 +49,12 @@ COMPUTING: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/decisions",
         {"model": "tiny", "input": "a", "questions": [{"type": "predicate", "instructions": "It is late."}]},
     ),
+    "/api/chat": ("/api/chat", {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}),
+    "/api/generate": ("/api/generate", {"model": "tiny", "prompt": "a"}),
+    "/api/embed": ("/api/embed", {"model": "vectors", "input": "a"}),
+    "/api/embeddings": ("/api/embeddings", {"model": "vectors", "prompt": "a"}),
+    "/generate": ("/generate", {"model": "tiny", "inputs": "a"}),
+    "/generate_stream": ("/generate_stream", {"model": "tiny", "inputs": "a"}),
     **{
         path: (path, {**body, "model": "classes" if path in ("/classify", "/predict") else "vectors"})
         for path, (_, body) in PATHS.items()

@@ -18,7 +18,7 @@ from inferd.cache.port import CachedAnswer, ResponseCache
 from inferd.errors import DeadlineExceeded
 from inferd.events import CacheLooked
 from inferd.gateway.admission import reserve, terms_of
-from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE, Call, EventStream, Response
+from inferd.gateway.call import EVENTS_HEADERS, STREAM_TYPES, Call, EventStream, Response
 from inferd.gateway.context import Context
 from inferd.gateway.generation.requests import ignored_header
 from inferd.gateway.idempotency import stored_headers
@@ -73,7 +73,7 @@ async def cached_answer(context: Context, call: Call, inputs: CacheInputs, model
 
 def _hit(context: Context, call: Call, model: str, kept: CachedAnswer) -> Response:
     reserve(context, call, model)
-    streamed = EVENTS_HEADERS if kept.content_type == EVENTS_TYPE else ()
+    streamed = EVENTS_HEADERS if kept.content_type in STREAM_TYPES else ()
     return Response(200, kept.body, kept.content_type, (*kept.headers, *_HIT, *ignored_header(call.ignored), *streamed))
 
 
@@ -128,9 +128,12 @@ class _Lookup:
         return Response(response.status, response.body, response.content_type, (*response.headers, *_MISS))
 
     def record_events(self, events: EventStream) -> EventStream:
-        return EventStream(self._recorded(events.frames, events.ending), (*events.headers, *_MISS), events.ending)
+        recorded = self._recorded(events.frames, events.ending, events.content_type)
+        return EventStream(recorded, (*events.headers, *_MISS), events.ending, events.content_type)
 
-    async def _recorded(self, frames: AsyncGenerator[bytes, None], ending: bytes) -> AsyncGenerator[bytes, None]:
+    async def _recorded(
+        self, frames: AsyncGenerator[bytes, None], ending: bytes, content_type: bytes
+    ) -> AsyncGenerator[bytes, None]:
         recorded: list[bytes] | None = []
         num_bytes = 0
         limit = self._context.config.cache.max_entry_bytes
@@ -143,7 +146,7 @@ class _Lookup:
                         recorded = None
                         self._end_flight()
                     elif frame.endswith(ending) and not self._call.rescued_from:
-                        await self._store(EVENTS_TYPE, b"".join(recorded))
+                        await self._store(content_type, b"".join(recorded))
                 yield frame
         finally:
             await frames.aclose()

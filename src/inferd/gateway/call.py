@@ -41,6 +41,10 @@ from inferd.types import End, Item, Priority, Timings, Usage
 JSON_TYPE: Final = b"application/json"
 HTML_TYPE: Final = b"text/html; charset=utf-8"
 EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
+LINES_TYPE: Final = b"application/x-ndjson"
+STREAM_TYPES: Final = (EVENTS_TYPE, LINES_TYPE)
+"""The content types of streamed answers."""
+
 DONE: Final = b"data: [DONE]\n\n"  # the last event of a complete answer in OpenAI's dialect
 BODY_IDLE_TIMEOUT_S: Final = 60.0
 SLOWEST_BODY: Final = 16 * 1024  # bytes per second; a body at this rate or faster may take longer than the timeout
@@ -72,17 +76,24 @@ class Response:
 
 
 class EventStream:
-    """An answer of server-sent events; the first event is known before the status is sent.
+    """An answer in frames, such as server-sent events; the first is known before the status is sent.
 
     ``ending``: the last bytes of the last frame of a complete answer. No other frame ends with them.
     """
 
-    __slots__ = ("ending", "frames", "headers")
+    __slots__ = ("content_type", "ending", "frames", "headers")
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], headers: Headers = (), ending: bytes = DONE) -> None:
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        headers: Headers = (),
+        ending: bytes = DONE,
+        content_type: bytes = EVENTS_TYPE,
+    ) -> None:
         self.frames = frames
         self.headers = headers
         self.ending = ending
+        self.content_type = content_type
 
 
 class Switched:

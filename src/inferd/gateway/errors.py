@@ -191,6 +191,7 @@ class ErrorShape(NamedTuple):
     wire: type[msgspec.Struct]  # of a body, for the OpenAPI document
     encode: Callable[[InferdError, str], bytes]  # the body of an error; the text is the request's id
     event: bytes = b"data: "  # before the body of an error that ends a stream
+    event_end: bytes = b"\n\n"  # behind it
     id_header: bytes = b""  # that has the request's id in every answer, beside x-request-id
 
 

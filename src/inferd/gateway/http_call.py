@@ -14,7 +14,7 @@ from inferd import clock
 from inferd.errors import InferdError, InternalError
 from inferd.events import Emit
 from inferd.gateway.body.compression import MIN_BYTES, compressed
-from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE, Call, EventStream, Response, Switched
+from inferd.gateway.call import EVENTS_HEADERS, Call, EventStream, Response, Switched
 from inferd.gateway.errors import failure_of
 from inferd.gateway.generation.requests import error_frame
 from inferd.gateway.predictions import no_answer_error, response_of, several_answers_error
@@ -162,7 +162,7 @@ class HttpCall(Call):
         for recorder in self.recorders:
             events = recorder.record_events(events)
         exchange = self.exchange
-        self._begin_events(200, events.headers, EVENTS_TYPE)
+        self._begin_events(200, events.headers, events.content_type)
         failure: BaseException | None = None
         try:
             async for frame in events.frames:

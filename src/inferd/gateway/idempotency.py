@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from inferd.gateway.admission import reserve
-from inferd.gateway.call import EVENTS_HEADERS, EVENTS_TYPE, Call, EventStream, Response
+from inferd.gateway.call import EVENTS_HEADERS, STREAM_TYPES, Call, EventStream, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid
 from inferd.http.exchange import Headers
@@ -42,7 +42,7 @@ async def repeated(context: Context, call: Call, identity: bytes, model: str) ->
     found = await context.idempotency.begin(call.principal.tenant, key, digest)
     if isinstance(found, StoredAnswer):
         reserve(context, call, model)
-        streamed = EVENTS_HEADERS if found.content_type == EVENTS_TYPE else ()
+        streamed = EVENTS_HEADERS if found.content_type in STREAM_TYPES else ()
         return Response(found.status, found.body, found.content_type, (*found.headers, *_REPLAYED, *streamed))
     call.closers += (found.abandon,)  # has no effect after ``finish``
     call.recorders += (_Claimed(found),)
@@ -66,23 +66,24 @@ class _Claimed:
         return response
 
     def record_events(self, events: EventStream) -> EventStream:
-        return EventStream(_recorded(events.frames, events.ending, self._claim), events.headers, events.ending)
+        recorded = _recorded(events, self._claim)
+        return EventStream(recorded, events.headers, events.ending, events.content_type)
 
 
-async def _recorded(frames: AsyncGenerator[bytes, None], ending: bytes, claim: Claim) -> AsyncGenerator[bytes, None]:
+async def _recorded(events: EventStream, claim: Claim) -> AsyncGenerator[bytes, None]:
     """Frames as they come. The last one is sent after the answer was stored, so a client that has read the end gets the
     same answer again, even after a crash."""
     recorded: list[bytes] | None = []
     num_bytes = 0
     try:
-        async for frame in frames:
+        async for frame in events.frames:
             if recorded is not None:
                 recorded.append(frame)
                 num_bytes += len(frame)
                 if num_bytes > MAX_ANSWER_BYTES:
                     recorded = None  # too large to be repeated; it is not held in memory either
-                elif frame.endswith(ending):
-                    await claim.finish(StoredAnswer(200, EVENTS_TYPE, b"".join(recorded)))
+                elif frame.endswith(events.ending):
+                    await claim.finish(StoredAnswer(200, events.content_type, b"".join(recorded)))
             yield frame
     finally:
-        await frames.aclose()
+        await events.frames.aclose()

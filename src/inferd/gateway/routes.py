@@ -58,6 +58,7 @@ from inferd.gateway.kserve.wire import (
     Ready,
     RepositoryRequest,
 )
+from inferd.gateway.ollama.routes import ROUTES as OLLAMA_ROUTES
 from inferd.gateway.openai import models, texts
 from inferd.gateway.openai.chat import create_chat_completion
 from inferd.gateway.openai.completions import create_completion
@@ -86,6 +87,7 @@ from inferd.gateway.responses import models as codex_models
 from inferd.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from inferd.gateway.responses.stored_routes import STORED_ROUTES
 from inferd.gateway.route import Endpoint, Route
+from inferd.gateway.tgi.routes import ROUTES as TGI_ROUTES
 from inferd.gateway.windows.endpoint import stream
 from inferd.gateway.windows.options import WindowOptions
 from inferd.lifecycle.actions import Changed
@@ -724,6 +726,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     *RESPONSES_ROUTES,
     *STORED_ROUTES,
     *DECISION_ROUTES,
+    *OLLAMA_ROUTES,
+    *TGI_ROUTES,
     *_texts(),
     _get(
         "/v1/async/{id}",

@@ -38,4 +38,4 @@ def error_answer(error: InferdError, request_id: str) -> bytes:
     return msgspec.json.encode(MessagesError(detail, request_id))
 
 
-ANTHROPIC_ERRORS: Final = ErrorShape(MessagesError, error_answer, b"event: error\ndata: ", b"request-id")
+ANTHROPIC_ERRORS: Final = ErrorShape(MessagesError, error_answer, b"event: error\ndata: ", id_header=b"request-id")

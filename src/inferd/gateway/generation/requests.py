@@ -328,7 +328,7 @@ def unexpected_relay() -> InternalError:
 def error_frame(call: Call, error: InferdError) -> bytes:
     """The last event of a stream that failed after it had begun. Records the error in the call."""
     call.note_error(error)
-    return call.errors.event + call.errors.encode(error, call.request_id) + b"\n\n"
+    return call.errors.event + call.errors.encode(error, call.request_id) + call.errors.event_end
 
 
 def created_at() -> int:

@@ -43,7 +43,8 @@ async def stream_answer(
     outputs = merge(call, streams)
 
     def begun(first: tuple[int, Output]) -> EventStream:
-        return EventStream(frames(first), (*headers, *unenforced_header(first[1].prompt)), form.ending)
+        all_headers = (*headers, *unenforced_header(first[1].prompt))
+        return EventStream(frames(first), all_headers, form.ending, form.content_type)
 
     def frames(first: tuple[int, Output]) -> AsyncGenerator[bytes, None]:
         return events(call, outputs, first, len(streams), write())
@@ -55,7 +56,8 @@ async def stream_answer(
     await asyncio.wait((first,), timeout=HEARTBEAT_S)
     if first.done():
         return begun(first.result())
-    return EventStream(_with_heartbeats(first, frames, write, form.heartbeat), headers, form.ending)
+    beating = _with_heartbeats(first, frames, write, form.heartbeat)
+    return EventStream(beating, headers, form.ending, form.content_type)
 
 
 def _discard(task: asyncio.Future[tuple[int, Output]]) -> None:

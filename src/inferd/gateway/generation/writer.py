@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from inferd.errors import InferdError
+from inferd.gateway.call import EVENTS_TYPE
 from inferd.types import Output, Usage
 
 encode: Final = msgspec.json.Encoder().encode
@@ -18,6 +19,7 @@ class StreamForm(NamedTuple):
     ending: bytes  # the last bytes of the last frame of a complete answer; no other frame ends with them
     heartbeat: bytes  # a frame without content, while the first output is awaited
     always_beats: bool = False  # also for models that are loaded; a late failure is then an event and no status
+    content_type: bytes = EVENTS_TYPE
 
 
 class AnswerWriter(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -57,9 +57,13 @@ class JsonTexts:
         if not is_streamed:
             return _json(answer)
         texts: dict[str, list[str]] = {}
-        for event in answer.replace(b"\r\n", b"\n").split(b"\n\n"):
-            self._collect(_json(_data_of(event)), "", texts, 0)
+        for event in self._events(answer):
+            self._collect(_json(event), "", texts, 0)
         return {place: "".join(pieces) for place, pieces in texts.items()}
+
+    def _events(self, answer: bytes) -> Iterable[bytes]:
+        """The JSON texts of a streamed answer."""
+        return [_data_of(event) for event in answer.replace(b"\r\n", b"\n").split(b"\n\n")]
 
     def _collect(self, value: Any, place: str, texts: dict[str, list[str]], depth: int) -> None:
         if depth > _MAX_DEPTH:
@@ -82,6 +86,13 @@ class JsonTexts:
         elif isinstance(value, list):
             for one in value:
                 self._collect(one, place, texts, depth + 1)
+
+
+class JsonLines(JsonTexts):
+    """Answers that are JSON, or streams with a JSON text in each line."""
+
+    def _events(self, answer: bytes) -> Iterable[bytes]:
+        return answer.splitlines()
 
 
 class JsonAnswers(JsonTexts):

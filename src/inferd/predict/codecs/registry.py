@@ -25,6 +25,8 @@ _CODECS: Final[dict[str, str]] = {
     "tei.embed": "inferd.predict.codecs.tei:TeiEmbedCodec",
     "tei.rerank": "inferd.predict.codecs.tei:TeiRerankCodec",
     "tei.predict": "inferd.predict.codecs.tei:TeiPredictCodec",
+    "ollama.embed": "inferd.predict.codecs.ollama:OllamaEmbedCodec",
+    "ollama.embeddings": "inferd.predict.codecs.ollama:OllamaEmbeddingsCodec",
     "pooling": "inferd.predict.codecs.pooling:PoolingCodec",
 }
 

@@ -1,7 +1,8 @@
 """The bodies of the dialects for texts: embeddings, rerank, score, classify, and text-embeddings-inference's.
 
 Structs alone, for the codecs that read and write them and for the OpenAPI document. Sources: OpenAI's and Cohere's API
-references, Jina's rerank, vLLM's and text-embeddings-inference's OpenAPI documents (August to November 2026).
+references, Jina's rerank, vLLM's and text-embeddings-inference's OpenAPI documents, ollama-python 0.6.3 (August to
+November 2026).
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ IGNORED: Final = (
     "rank_fields",
     "label",
     "add_special_tokens",
+    "options",
+    "keep_alive",
 )
 
 
@@ -52,6 +55,34 @@ class EmbeddingRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fie
     normalize: bool | None = None
     prompt_name: str | None = None
     service_tier: Ignored = UNSET
+
+
+class OllamaEmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=False, omit_defaults=True):
+    """POST /api/embed"""
+
+    input: str | list[str]
+    truncate: bool | None = None  # null and absent mean true
+    dimensions: _Positive | None = None
+    options: Ignored = UNSET
+    keep_alive: Ignored = UNSET
+
+
+class OllamaEmbedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    embeddings: list[list[float]]
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingsRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=False, omit_defaults=True):
+    """POST /api/embeddings"""
+
+    prompt: str
+    options: Ignored = UNSET
+    keep_alive: Ignored = UNSET
+
+
+class OllamaEmbeddingsResponse(msgspec.Struct, frozen=True):
+    embedding: list[float]
 
 
 class TextUsage(msgspec.Struct, frozen=True):

@@ -1,0 +1,92 @@
+"""POST /api/chat and POST /api/generate: a conversation or a prompt in, an answer or a stream of its lines out."""
+
+from __future__ import annotations
+
+from inferd.errors import ModelNotFound
+from inferd.gateway.admission import reserve
+from inferd.gateway.body.decode import json_body
+from inferd.gateway.call import LINES_TYPE, Answer, Call, Response
+from inferd.gateway.context import Context
+from inferd.gateway.errors import invalid
+from inferd.gateway.generation.answer import GenerateWork, model_of
+from inferd.gateway.generation.fields import decode_open_body
+from inferd.gateway.generation.options import Options
+from inferd.gateway.generation.requests import Generation, ignored_header
+from inferd.gateway.ollama.answers import Reply
+from inferd.gateway.ollama.form import form_of, ignored_options, sampling_of
+from inferd.gateway.ollama.prompt import chat_of, prompt_of
+from inferd.gateway.ollama.wire import OllamaChatRequest, OllamaGenerateRequest, chat_decoder, generate_decoder
+from inferd.gateway.stages import answer_of
+from inferd.gateway.upstream import ModelStatus
+from inferd.types import TextPrompt
+
+_Body = OllamaChatRequest | OllamaGenerateRequest
+_LATEST = ":latest"
+
+
+async def create_chat(context: Context, call: Call, rest: str) -> Answer:
+    """Answer a conversation. Raises InferdError for every failure before the first token."""
+    raw = await json_body(call, context.max_body_bytes, context.body_timeout_s)
+    body, ignored = await decode_open_body(raw, chat_decoder)
+    if not body.messages:
+        return await _loaded(context, call, body, ignored)
+    chat, tools, left_out = chat_of(body)
+    sampling, explicit = sampling_of(body)
+    form = form_of(body, tools)
+    model = _begun(context, call, body, [*ignored, *ignored_options(body), *left_out])
+    options = Options(stream=call.stream, form=form, lowers_max_tokens=True)
+    generation = Generation(model, f"ollama-{call.unique}", [chat], sampling, explicit, options)
+    return await answer_of(context, call, GenerateWork(generation, raw, Reply(body, model)))
+
+
+async def create_text(context: Context, call: Call, rest: str) -> Answer:
+    """Answer a prompt. Raises InferdError for every failure before the first token."""
+    raw = await json_body(call, context.max_body_bytes, context.body_timeout_s)
+    body, ignored = await decode_open_body(raw, generate_decoder)
+    prompt = prompt_of(body)
+    if not body.prompt:
+        return await _loaded(context, call, body, ignored)
+    sampling, explicit = sampling_of(body)
+    form = form_of(body)
+    model = _begun(context, call, body, [*ignored, *ignored_options(body)])
+    options = Options(stream=call.stream, form=form, lowers_max_tokens=True)
+    generation = Generation(model, f"ollama-{call.unique}", [prompt], sampling, explicit, options)
+    return await answer_of(context, call, GenerateWork(generation, raw, Reply(body, model)))
+
+
+def named_model(context: Context, call: Call, name: str | None) -> ModelStatus:
+    """The model that a request names: Ollama's clients may add ``:latest``. Raises ModelNotFound, InvalidRequest."""
+    try:
+        return model_of(context, call, name, "")
+    except ModelNotFound:
+        if name is None or not name.endswith(_LATEST):
+            raise
+    return model_of(context, call, name.removesuffix(_LATEST), "")
+
+
+def _begun(
+    context: Context, call: Call, body: OllamaChatRequest | OllamaGenerateRequest, ignored: list[str]
+) -> ModelStatus:
+    model = named_model(context, call, body.model)
+    if not model.has_local:
+        raise invalid(
+            "model",
+            f"The model {model.name!r} runs on servers that are asked in OpenAI's dialect; POST to "
+            "/v1/chat/completions.",
+            "unsupported_task",
+        )
+    call.ignored = ignored
+    call.stream = body.stream is not False
+    return model
+
+
+async def _loaded(
+    context: Context, call: Call, body: OllamaChatRequest | OllamaGenerateRequest, ignored: list[str]
+) -> Response:
+    """The answer to a request without a prompt, which loads the model: given when the model can answer."""
+    model = _begun(context, call, body, [*ignored, *ignored_options(body)])
+    reserve(context, call, model.name)
+    await context.router.tokenize(model.name, TextPrompt(text="load"), tenant=call.principal.tenant)
+    line = Reply(body, model).loaded()
+    headers = ignored_header(call.ignored)
+    return Response(200, line + b"\n", LINES_TYPE, headers) if call.stream else Response(200, line, headers=headers)
