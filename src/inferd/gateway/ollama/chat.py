@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from inferd.errors import ModelNotFound
 from inferd.gateway.admission import reserve
 from inferd.gateway.body.decode import json_body
@@ -28,11 +30,12 @@ async def create_chat(context: Context, call: Call, rest: str) -> Answer:
     """Answer a conversation. Raises InferdError for every failure before the first token."""
     raw = await json_body(call, context.max_body_bytes, context.body_timeout_s)
     body, ignored = await decode_open_body(raw, chat_decoder)
+    sampling, explicit = sampling_of(body)
+    form = form_of(body)
     if not body.messages:
         return await _loaded(context, call, body, ignored)
     chat, tools, left_out = chat_of(body)
-    sampling, explicit = sampling_of(body)
-    form = form_of(body, tools)
+    form = msgspec.structs.replace(form, tools=tools)
     model = _begun(context, call, body, [*ignored, *ignored_options(body), *left_out])
     options = Options(stream=call.stream, form=form, lowers_max_tokens=True)
     generation = Generation(model, f"ollama-{call.unique}", [chat], sampling, explicit, options)
@@ -44,10 +47,10 @@ async def create_text(context: Context, call: Call, rest: str) -> Answer:
     raw = await json_body(call, context.max_body_bytes, context.body_timeout_s)
     body, ignored = await decode_open_body(raw, generate_decoder)
     prompt = prompt_of(body)
-    if not body.prompt:
-        return await _loaded(context, call, body, ignored)
     sampling, explicit = sampling_of(body)
     form = form_of(body)
+    if not body.prompt:
+        return await _loaded(context, call, body, ignored)
     model = _begun(context, call, body, [*ignored, *ignored_options(body)])
     options = Options(stream=call.stream, form=form, lowers_max_tokens=True)
     generation = Generation(model, f"ollama-{call.unique}", [prompt], sampling, explicit, options)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from msgspec import UNSET
 
-from inferd.answer_form import AnswerForm, JsonSchema, ToolUse
+from inferd.answer_form import AnswerForm, JsonSchema
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.fields import NEUTRAL, ignored_names
 from inferd.gateway.limits import INT64_MAX, check_range, check_strings
@@ -67,9 +67,9 @@ def sampling_of(body: OllamaGenerationFields) -> tuple[SamplingParams, tuple[str
     return SamplingParams(**chosen), tuple(chosen)
 
 
-def form_of(body: OllamaGenerationFields, tools: ToolUse | None = None) -> AnswerForm:
-    """The form of the answer. Raises InvalidRequest."""
-    return AnswerForm(constraint=_constraint(body.format), tools=tools)
+def form_of(body: OllamaGenerationFields) -> AnswerForm:
+    """The form of the answer, without its calls. Raises InvalidRequest."""
+    return AnswerForm(constraint=_constraint(body.format))
 
 
 def template_arguments(think: bool | str | None) -> JSON:
