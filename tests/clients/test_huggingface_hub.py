@@ -107,7 +107,7 @@ def test_a_text_is_continued_as_by_text_generation_inference(tgi: InferenceClien
     assert tgi.text_generation("abc", max_new_tokens=3) == "def"
     assert tgi.text_generation("abc", max_new_tokens=3, return_full_text=True) == "abcdef"
     assert tgi.text_generation("abc", max_new_tokens=20, stop=["ef"]) == "def"
-    told = tgi.text_generation("abc", max_new_tokens=3, details=True, top_n_tokens=2, decoder_input_details=True)
+    told: Any = tgi.text_generation("abc", max_new_tokens=3, details=True, top_n_tokens=2, decoder_input_details=True)
     assert (told.generated_text, told.details.finish_reason, told.details.generated_tokens) == ("def", "length", 3)
     assert [token.text for token in told.details.tokens] == ["d", "e", "f"]
     assert [token.logprob for token in told.details.tokens] == pytest.approx([SURE] * 3, abs=1e-3)

@@ -44,6 +44,7 @@ class Route(NamedTuple):
     headers: Headers = ()  # of every answer of this route, errors included
     of_console: bool = False  # for this server's own pages; not served where server.console is off
     events: str = ""  # the form of the events of type ``chunk``, for the OpenAPI document; empty: OpenAI's
+    stream_media: bytes = b"text/event-stream"  # of such an answer
     operation: Operation | None = None  # that it asks a model for, for records, traces and metrics
     texts: Texts | None = None  # the texts that may be kept in records of payloads; None: sizes and digests alone
     page: bytes = b""  # the relative address of the page that a browser gets instead, where there is a console

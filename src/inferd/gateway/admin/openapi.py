@@ -95,7 +95,7 @@ def _operation(route: Route, refs: dict[Wire, Any], components: dict[str, Any]) 
     content: dict[str, Any] = {route.media.decode(): {"schema": refs[route.response] if route.response else {}}}
     if route.chunk is not None:
         events = route.events or _EVENTS.format(name=getattr(route.chunk, "__name__", "event"))
-        content["text/event-stream"] = {
+        content[route.stream_media.decode()] = {
             # Without a type, because some readers take the body as text, and others as parsed events.
             "schema": {
                 "description": events,

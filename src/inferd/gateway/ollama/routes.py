@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from inferd.gateway.call import LINES_TYPE
 from inferd.gateway.ollama import models
 from inferd.gateway.ollama.chat import create_chat, create_text
 from inferd.gateway.ollama.embed import embed, embeddings
@@ -44,6 +45,7 @@ ROUTES: Final = (
         operation=CHAT,
         texts=_TEXTS,
         events=_LINES,
+        stream_media=LINES_TYPE,
         statuses=_STATUSES,
         errors=OLLAMA_ERRORS,
     ),
@@ -55,6 +57,7 @@ ROUTES: Final = (
         operation=TEXT_COMPLETION,
         texts=_TEXTS,
         events=_LINES,
+        stream_media=LINES_TYPE,
         statuses=_STATUSES,
         errors=OLLAMA_ERRORS,
     ),
@@ -97,6 +100,9 @@ ROUTES: Final = (
         *("POST", "/api/pull", "models", models.pull_model, "Is a model here? Nothing is fetched."),
         request=PullRequest,
         response=Progress,
+        chunk=Progress,
+        events="Lines of JSON (application/x-ndjson).",
+        stream_media=LINES_TYPE,
         statuses=(400, *_REFUSALS, 404, 408, 413, 415),
         errors=OLLAMA_ERRORS,
     ),
