@@ -28,20 +28,20 @@ def _masks(kind: str, count: int, vocab: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("rows", [[0, 2, 3, 4], [1, 2, 3, 4]])
 def test_only_tokens_with_a_bit_are_left(vocab: int, kind: str, dtype: torch.dtype, rows: list[int]) -> None:
     allowed = _masks(kind, 3, vocab, seed=vocab)
-    bits = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
+    words = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
     wide = torch.randn(5, vocab + 6, dtype=dtype)
     masks = [1, 0, 0, 2]
     wanted = wide.clone()
     for row, mask in zip(rows, masks, strict=True):
         kept = torch.from_numpy(allowed[mask, :vocab])
         wanted[row, :vocab] = torch.where(kept, wanted[row, :vocab], -math.inf)
-    ban(wide[:, :vocab], rows, bits, masks)
+    ban(wide[:, :vocab], rows, words, masks)
     assert torch.equal(wide, wanted), "and other rows, and what is behind the vocabulary, stay"
 
 
 def test_tokens_behind_the_mask_are_banned() -> None:
     x = torch.zeros(2, 40)
-    ban(x, [1], torch.full((1, 1), -1, dtype=torch.int32), [0])
+    ban(x, [1], np.full((1, 1), -1, dtype=np.int32), [0])
     assert torch.isfinite(x[0]).all()
     assert torch.isfinite(x[1, :32]).all()
     assert torch.isneginf(x[1, 32:]).all()

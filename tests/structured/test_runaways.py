@@ -35,7 +35,7 @@ def preferring(compiler: Compiler, schema: Any, wishes: str, begin: str = "", mo
     text = ""
     while len(text) < most and not guide.matcher.is_stopped():
         row = np.frombuffer(guide.matcher.compute_bitmask(), dtype=np.int32).copy()[None, :]
-        guide.ban_repeated_names(row, ())
+        guide.narrow(row, 0, 1)
         bits = np.unpackbits(row.view(np.uint8)[0], bitorder="little")
         wanted = begin[len(text)] if len(text) < len(begin) else wishes
         token = next((characters[c.encode()] for c in wanted if bits[characters[c.encode()]]), None)

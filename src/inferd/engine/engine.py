@@ -60,7 +60,8 @@ class Engine:
         self._scorings: dict[str, AnswerScoring] = {}
         self._guides: dict[Sequence, Guide] = {}  # of the constrained answers; empty: steps do nothing about masks
         self._mask_thread = MaskThread(preparer.mask_words)
-        self._mask_parts: list[Sequence] = []  # of the step under way: whose masks were begun
+        self._masked: list[Sequence] = []  # of the step under way: their masks were begun
+        self._rescored: set[Sequence] = set()  # their tokens may be replaced by others, and must be scored
         self._num_invalid = 0  # of the step under way: answers that do not satisfy their schema
         self._num_unmatched = 0  # of it: calls that do not match a schema that is not enforced
         self._cancelled: list[Generation] = []  # their ends are sent with the next step
@@ -268,30 +269,34 @@ class Engine:
 
     def _begin_masks(self, step: Step) -> None:
         """Compute masks for the rows that will be sampled, beside the forward pass."""
-        wanted: list[Wanted] = []
-        self._mask_parts = []
+        sequences: list[Sequence] = []
+        guides: list[Guide] = []
+        drafts: list[tuple[int, ...]] = []
+        num_rows = 0
         for part in step.slices:
-            guide = self._guides.get(part.sequence) if part.catches_up else None
-            if guide is not None:
-                prepared = self._generations[part.sequence.request_id].prepared
-                num_endless = prepared.sampling.min_tokens - part.sequence.num_outputs
-                if prepared.sampling.ignore_eos:
-                    num_endless = 1 + len(part.draft)
-                wanted.append(Wanted(guide, part.draft, num_endless, tuple(prepared.stop_ids)))
-                self._mask_parts.append(part.sequence)
-        if wanted:
-            self._mask_thread.begin(wanted)
+            guide = self._guides.get(part.sequence)
+            if guide is not None and part.catches_up:
+                sequences.append(part.sequence)
+                guides.append(guide)
+                drafts.append(part.draft)
+                num_rows += 1 + len(part.draft)
+        self._masked = sequences
+        if sequences:
+            self._mask_thread.begin(Wanted(guides, drafts, num_rows))
 
     def _row_masks(self, parts: Seq[Slice]) -> tuple[RowMasks | None, dict[Sequence, int]]:
         """The masks that ``_begin_masks`` began, by rows of the logits of ``parts``. Of a sequence whose guesses have
         none: the number of its rows that have one."""
-        if not self._mask_parts:
+        if not self._masked:
             return None, {}
         masks = self._mask_thread.wait()
         self._ledger.wait_for_masks(self._clock.lap("masks"))
-        places = {sequence: i for i, sequence in enumerate(self._mask_parts)}
-        roots = {sequence.request_id: i for i, sequence in enumerate(self._mask_parts)}
-        self._mask_parts = []
+        masked, self._masked = self._masked, []
+        if len(masks.words) == len(parts) and masked == [part.sequence for part in parts]:  # no guesses, no forks
+            every = list(range(len(parts)))
+            return RowMasks(every, masks.words, every), {}
+        places = {sequence: i for i, sequence in enumerate(masked)}
+        roots = {sequence.request_id: i for i, sequence in enumerate(masked)}
         rows: list[int] = []
         chosen: list[int] = []
         short: dict[Sequence, int] = {}
@@ -306,7 +311,7 @@ class Engine:
                 rows += range(at, at + count)
                 chosen += range(masks.first[place], masks.first[place] + count)
             at += 1 + len(part.draft)
-        return RowMasks(rows, masks.bits, chosen), short
+        return RowMasks(rows, masks.words, chosen), short
 
     def _forward(self, step: Step) -> Tensor:
         """The hidden states of the step's ``_output_rows``."""
@@ -478,11 +483,12 @@ class Engine:
         """The logits before sampling changes them, of the sequences whose tokens may be replaced by others and must be
         scored."""
         found: dict[Sequence, Tensor] = {}
+        if not self._rescored:
+            return found
         at = 0
         for part in parts:
-            form = self._generations[part.sequence.request_id].prepared.request.form
             count = 1 + len(part.draft)
-            if form is not None and form.replaces_tokens and part.sequence.sampling.wants_logprob:
+            if part.sequence in self._rescored:
                 found[part.sequence] = logits[at : at + count].clone()
             at += count
         return found
@@ -543,10 +549,11 @@ class Engine:
             num_right += 1
             if choice.finish_reason is not None:
                 break
-        failure = self._append_certain(generation, choice, now)
-        if failure is not None:
-            self._fail(generation, failure, now)
-            return
+        if choice.takes_certain:
+            failure = self._append_certain(generation, choice, now)
+            if failure is not None:
+                self._fail(generation, failure, now)
+                return
         changed.setdefault(generation.id, []).append(choice)
         if part.draft:
             self._scheduler.accept_guesses(part, num_right)
@@ -561,8 +568,7 @@ class Engine:
         """Append the tokens that the answer's form leaves no choice for. They need no logits, so the next step computes
         them as it computes a prompt. Returns why the answer cannot go on."""
         guide, sequence = choice.guide, choice.sequence
-        if guide is None or not generation.prepared.may_skip_logits:
-            return None
+        assert guide is not None
         for _ in range(_MOST_CERTAIN):
             if choice.finish_reason is not None or choice.closing:
                 break
@@ -609,10 +615,14 @@ class Engine:
         choice = generation.open_choice(sequence)
         if choice.guide is not None:
             self._guides[sequence] = choice.guide
+        form = generation.prepared.request.form
+        if form is not None and form.replaces_tokens and sequence.sampling.wants_logprob:
+            self._rescored.add(sequence)
         return choice
 
     def _remove_sequence(self, sequence: Sequence) -> None:
         self._guides.pop(sequence, None)
+        self._rescored.discard(sequence)
         self._scheduler.remove(sequence)
         if self._speculation is not None:
             self._speculation.forget(sequence)

@@ -6,6 +6,7 @@ outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -57,6 +58,7 @@ class Choice:
     stops: StopBuffer
     parser: AnswerParser | None  # None: the answer is plain text
     guide: Guide | None  # None: the answer may be any text
+    takes_certain: bool  # tokens that the guide leaves no choice for follow at once
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -74,7 +76,9 @@ class Choice:
     def decide(self, token_id: int, prepared: Prepared) -> int:
         """The token that follows where the model chose this one: another one where the reasoning must be closed, or the
         answer would not fit into its tokens. To be pushed next."""
-        return self.fit(self.closing[0] if self.closing else token_id, prepared)
+        if self.closing:
+            token_id = self.closing[0]
+        return token_id if self.guide is None or not self.guide.must_fit else self.fit(token_id, prepared)
 
     def fit(self, token_id: int, prepared: Prepared) -> int:
         """The token, or another one where the answer would not fit into its tokens. To be pushed next."""
@@ -139,7 +143,7 @@ class Choice:
 
     def failure(self) -> InferdError | None:
         """Why the answer must not be sent on: its constraint cannot be computed, or its text does not satisfy it."""
-        if self.guide is None:
+        if self.guide is None or not (self.guide.is_over or self.is_whole):  # a state that failed is over
             return None
         return self.guide.failure() or (self.guide.check() if self.is_whole else None)
 
@@ -258,6 +262,7 @@ class Generation:
 
     def open_choice(self, sequence: Sequence) -> Choice:
         sampling, parsing = self.prepared.sampling, self.prepared.parsing
+        grammar = self.prepared.grammar
         choice = Choice(
             sequence.index,
             sequence,
@@ -269,7 +274,10 @@ class Generation:
             ),
             StopBuffer(sampling.stop, sampling.include_stop_str_in_output),
             parsing.parser() if parsing is not None else None,
-            self.prepared.grammar.guide() if self.prepared.grammar is not None else None,
+            grammar.guide(math.inf if sampling.ignore_eos else sampling.min_tokens, self.prepared.stop_ids)
+            if grammar is not None
+            else None,
+            grammar is not None and self.prepared.may_skip_logits,
         )
         choice.close_reasoning(self.prepared)
         self.choices[sequence.index] = choice

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from inferd import clock
 from inferd.structured.guide import Guide
@@ -27,61 +26,57 @@ _FADING = 0.98  # of what a mask took, for each step whose masks are computed in
 
 
 class Wanted(NamedTuple):
-    """The masks of one sequence: after its known tokens, and after each of its guessed ones.
+    """The masks of some sequences: after the known tokens of each, and after each of its guessed ones."""
 
-    The end of the answer (``end_ids``) is banned at the first ``num_endless`` of them, unless it alone is allowed.
-    """
-
-    guide: Guide
-    draft: tuple[int, ...]
-    num_endless: int
-    end_ids: Seq[int]
+    guides: Seq[Guide]
+    drafts: Seq[tuple[int, ...]]  # by guide
+    num_rows: int  # one for each guide and for each guessed token
 
 
 @dataclass(slots=True)
 class Masks:
-    """``bits`` [M, W] int32; one row for each row of logits that is constrained."""
+    """``words`` [M, W] int32; one row for each row of logits that is constrained. Valid until the next ``begin``."""
 
-    bits: Tensor
-    first: list[int]  # by wanted: its first row of ``bits``
-    counts: list[int]  # by wanted: its rows that were computed
+    words: np.ndarray
+    first: Seq[int]  # by guide: its first row of ``words``
+    counts: Seq[int]  # by guide: its rows that were computed
 
 
 class MaskThread:
     """``begin`` and ``wait`` belong to the step loop, and alternate. The thread begins with the first long masks."""
 
     def __init__(self, num_words: int) -> None:
-        self._num_words = num_words
         self._thread: ThreadPoolExecutor | None = None
         self._executor: LLExecutor | None = None
         self._masks: Future[Masks] | None = None
-        self._short: list[Wanted] = []  # to be computed in ``wait``
+        self._short: Wanted | None = None  # to be computed in ``wait``
         self._mask_s = 0.0  # what a mask usually takes
+        self._num_words = num_words
+        self._memory = _Memory(0, num_words)
 
-    def begin(self, wanted: list[Wanted]) -> None:
-        if self._executor is None:
-            from llguidance import LLExecutor
-
-            self._executor = LLExecutor(max(1, min(_MOST_THREADS, torch.get_num_threads())))
+    def begin(self, wanted: Wanted) -> None:
         if self._masks is not None:  # of a step that failed: its matchers may be the same
             wait([self._masks])
             self._masks = None
-        if self._mask_s * sum(1 + len(one.draft) for one in wanted) < _HANDOVER_S:
+        if self._memory.num_rows < wanted.num_rows:
+            self._memory = _Memory(wanted.num_rows, self._num_words)
+        if self._mask_s * wanted.num_rows < _HANDOVER_S:
             self._short = wanted
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "inferd-masks")
-        self._masks = self._thread.submit(_compute, self._executor, wanted, self._num_words)
+        self._masks = self._thread.submit(self._compute, wanted, is_parallel=True)
         self._mask_s *= _FADING
 
     def wait(self) -> Masks:
         if self._masks is not None:
             masks, self._masks = self._masks, None
             return masks.result()
-        assert self._executor is not None
+        assert self._short is not None
         began = clock.now()
-        short = _compute(self._executor, self._short, self._num_words, is_parallel=False)
-        self._mask_s += ((clock.now() - began) / short.bits.shape[0] - self._mask_s) / 8
+        short = self._compute(self._short, is_parallel=False)
+        self._mask_s += ((clock.now() - began) / self._short.num_rows - self._mask_s) / 8
+        self._short = None
         return short
 
     def close(self) -> None:
@@ -90,50 +85,70 @@ class MaskThread:
             self._thread.shutdown()
             self._thread = None
 
-
-def _compute(executor: LLExecutor, wanted: list[Wanted], num_words: int, *, is_parallel: bool = True) -> Masks:
-    first: list[int] = []
-    counts: list[int] = []
-    plain: list[tuple[LLMatcher, int]] = []
-    drafted: list[tuple[LLMatcher, int, list[int]]] = []
-    total = 0
-    for one in wanted:
-        first.append(total)
-        counts.append(1 + len(one.draft))
-        matcher = one.guide.matcher
-        if one.draft:
-            # A copy, so that guesses that exhaust the matcher's limits do not end the answer.
-            drafted.append((matcher.deep_copy(), total, list(one.draft)))
+    def _compute(self, wanted: Wanted, *, is_parallel: bool) -> Masks:
+        guides, drafts, num_rows = wanted
+        memory = self._memory
+        address, row_bytes = memory.address, memory.row_bytes
+        first: Seq[int]
+        counts: Seq[int]
+        if num_rows == len(guides):
+            first, counts = range(num_rows), [1] * num_rows
+            plain = [(guide.matcher, row) for row, guide in enumerate(guides)]
         else:
-            plain.append((matcher, total))
-        total += 1 + len(one.draft)
-    rows = np.full((total, num_words), -1, dtype=np.int32)
-    address, row_bytes = rows.ctypes.data, rows.strides[0]
-    if drafted:
+            first, counts, plain = self._compute_drafted(wanted, is_parallel=is_parallel)
+        if is_parallel and plain:
+            self._threads.unsafe_compute_mask_ptr(plain, address, row_bytes, num_rows)
+        else:
+            for matcher, row in plain:
+                matcher.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
+        for guide, draft, at, count in zip(guides, drafts, first, counts, strict=True):
+            guide.narrow(memory.words, at, count, draft)
+        return Masks(memory.words[:num_rows], first, counts)
+
+    def _compute_drafted(
+        self, wanted: Wanted, *, is_parallel: bool
+    ) -> tuple[list[int], list[int], list[tuple[LLMatcher, int]]]:
+        """Compute the masks of the guides with guessed tokens. Returns ``first`` and ``counts`` of ``Masks``, and the
+        masks that are left, by their rows."""
+        memory = self._memory
+        first: list[int] = []
+        counts: list[int] = []
+        plain: list[tuple[LLMatcher, int]] = []
+        drafted: list[tuple[LLMatcher, int, list[int]]] = []
+        at = 0
+        for guide, draft in zip(wanted.guides, wanted.drafts, strict=True):
+            first.append(at)
+            counts.append(1 + len(draft))
+            if draft:
+                # A copy, so that guesses that exhaust the matcher's limits do not end the answer.
+                drafted.append((guide.matcher.deep_copy(), at, list(draft)))
+            else:
+                plain.append((guide.matcher, at))
+            at += 1 + len(draft)
+        memory.words[:at] = -1  # there is no mask behind a guess that may not follow
         for some in [drafted] if is_parallel else [[one] for one in drafted]:
-            executor.unsafe_compute_mask_ptr_with_draft_token(some, address, row_bytes, total)
+            self._threads.unsafe_compute_mask_ptr_with_draft_token(some, memory.address, memory.row_bytes, at)
         failed = {row for matcher, row, _ in drafted if matcher.is_error()}
-        for i, one in enumerate(wanted):
+        for i, guide in enumerate(wanted.guides):
             if first[i] in failed:
                 counts[i] = 1
-                plain.append((one.guide.matcher, first[i]))
-    if is_parallel and plain:
-        executor.unsafe_compute_mask_ptr(plain, address, row_bytes, total)
-    elif plain:
-        for matcher, row in plain:
-            matcher.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
-    for one, at, count in zip(wanted, first, counts, strict=True):
-        one.guide.ban_repeated_names(rows[at : at + count], one.draft)
-        endless = min(one.num_endless, count)
-        if endless > 0:
-            _ban_end(rows[at : at + endless], one.end_ids)
-    return Masks(torch.from_numpy(rows), first, counts)
+                plain.append((guide.matcher, first[i]))
+        return first, counts, plain
+
+    @property
+    def _threads(self) -> LLExecutor:
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            self._executor = LLExecutor(max(1, min(_MOST_THREADS, torch.get_num_threads())))
+        return self._executor
 
 
-def _ban_end(rows: np.ndarray, end_ids: Seq[int]) -> None:
-    """Clear the bits of the tokens that end an answer, in rows that have other bits."""
-    kept = np.full(rows.shape[1], -1, dtype=np.int32)
-    for token in end_ids:
-        kept.view(np.uint32)[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFF_FFFF)
-    rest = rows & kept
-    rows[:] = np.where(rest.any(axis=1, keepdims=True), rest, rows)
+class _Memory:
+    """Rows for masks, which each step writes again: making them takes as long as a mask."""
+
+    def __init__(self, num_rows: int, num_words: int) -> None:
+        self.num_rows = num_rows
+        self.words = np.empty((num_rows, num_words), dtype=np.int32)
+        self.address: int = self.words.ctypes.data
+        self.row_bytes: int = self.words.strides[0]

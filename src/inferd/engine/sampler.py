@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,10 +51,10 @@ class SampleRow:
 
 
 class RowMasks(NamedTuple):
-    """Masks of some rows: that of row ``rows[i]`` is ``bits[masks[i]]`` (see ``native.masks``)."""
+    """Masks of some rows: that of row ``rows[i]`` is ``words[masks[i]]`` (see ``native.masks``)."""
 
     rows: list[int]
-    bits: Tensor
+    words: np.ndarray
     masks: list[int]
 
 
@@ -86,7 +87,7 @@ class Sampler:
         # Taken before anything changes them.
         raw = (logits[scored] if len(scored) < len(rows) else logits.clone()) if scored else None
         if masks is not None:
-            ban(x, masks.rows, masks.bits, masks.masks)
+            ban(x, *masks)
         for i, row in enumerate(rows):
             if _is_adjusted(row):
                 self._adjust(x[i], row)

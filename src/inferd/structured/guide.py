@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -58,6 +58,7 @@ class CompiledGrammar:
         "loose_validators",
         "place",
         "plan",
+        "quotes",
         "validator",
         "vocabulary",
     )
@@ -79,6 +80,7 @@ class CompiledGrammar:
         self._base = base
         self._lock = threading.Lock()
         self.vocabulary = vocabulary
+        self.quotes = vocabulary.quotes
         self.at = at
         self.digest = digest
         self.validator = validator  # of the whole text, where the constraint has schemas
@@ -93,10 +95,13 @@ class CompiledGrammar:
         # The end of an answer that has not begun. None: none is found, or none is needed.
         self.plan = None if closing is None else closing.first(Position(base.deep_copy(), place))[0]
 
-    def guide(self) -> Guide:
-        """The state of a new answer. Safe to call from several threads."""
+    def guide(self, num_endless: float = 0, end_ids: Collection[int] = ()) -> Guide:
+        """The state of a new answer. Safe to call from several threads.
+
+        Before ``num_endless`` tokens the answer ends (by one of ``end_ids``) only where nothing else may follow.
+        """
         with self._lock:
-            return Guide(self._base.deep_copy(), self)
+            return Guide(self._base.deep_copy(), self, num_endless, end_ids)
 
 
 class Guide:
@@ -104,24 +109,34 @@ class Guide:
 
     __slots__ = (
         "_calls",
+        "_end_ids",
         "_grammar",
-        "_is_over",
+        "_in_text",
+        "_num_endless",
         "_num_tokens",
         "_plan",
         "_texts",
+        "is_over",
         "matcher",
+        "must_fit",
         "num_unmatched",
         "place",
     )
 
-    def __init__(self, matcher: LLMatcher, grammar: CompiledGrammar) -> None:
+    def __init__(
+        self, matcher: LLMatcher, grammar: CompiledGrammar, num_endless: float = 0, end_ids: Collection[int] = ()
+    ) -> None:
         self.matcher = matcher
         self._grammar = grammar
+        self._num_endless = num_endless
+        self._end_ids = end_ids
         self._num_tokens = 0
-        self._is_over = False  # no token but the end may follow, or the matcher failed
+        self.is_over = False  # no token but the end may follow, or the matcher failed
+        self.must_fit = grammar.closing is not None  # the answer must be complete within its tokens
         self._texts: list[str] = []
         # For names that a JSON text must not repeat; None: the answer has no JSON text, or had no choice.
         self.place = grammar.place
+        self._in_text = False  # the place is in a text that is no name, so that few tokens change it
         self._calls: list[tuple[str, list[str]]] = []  # name and parts of the arguments
         self._plan: Plan = grammar.plan or ()
         self.num_unmatched = 0  # calls of the whole answer that do not match a schema that is not enforced
@@ -129,15 +144,18 @@ class Guide:
     def push(self, token_id: int) -> bool:
         """The answer goes on with this token. Whether the answer is complete: no other token may follow."""
         self._num_tokens += 1
-        self.place = self.after(self.place, token_id)
+        if not self._in_text or not self._grammar.quotes.is_unmarked[token_id]:
+            self.place = place = self.after(self.place, token_id)
+            self._in_text = place is not None and place.is_free_text and not place.is_escaped
         is_taken = self.matcher.consume_token(token_id)
-        self._is_over = self.matcher.is_stopped()
-        return is_taken and self._is_over
+        self.is_over = self.matcher.is_stopped()
+        return is_taken and self.is_over
 
     def fit(self, token_id: int, num_left: int) -> int:
         """The token, if the answer can be complete within ``num_left`` tokens with it; else the next one of the plan.
 
-        The answer must go on with the token that is returned. Where answers need not fit, it is the same.
+        The answer must go on with the token that is returned. Where answers need not fit (``must_fit``), it is the
+        same.
         """
         closing, plan = self._grammar.closing, self._plan
         if closing is None:
@@ -157,14 +175,24 @@ class Guide:
             return place
         return place.after(self._grammar.vocabulary.token_bytes(token_id))
 
-    def ban_repeated_names(self, rows: np.ndarray, draft: Sequence[int]) -> None:
-        """Take the tokens that repeat a name of an object out of the masks before, between and after guessed tokens."""
+    def narrow(self, words: np.ndarray, first: int, count: int, draft: Sequence[int] = ()) -> None:
+        """Take out of masks what the grammar knows nothing of: tokens that repeat a name of an object, and early ends.
+
+        words [M, W] int32; ``first`` and ``count``: the rows before, between and after guessed tokens.
+        """
+        if not self._in_text or draft or self._grammar.quotes.may_repeat_in_text:
+            self._ban_repeated_names(words[first : first + count], draft)
+        if self._num_tokens < self._num_endless:
+            num_endless = min(self._num_endless - self._num_tokens, count)
+            _ban_end(words[first : first + int(num_endless)], self._end_ids)
+
+    def _ban_repeated_names(self, rows: np.ndarray, draft: Sequence[int]) -> None:
         place = self.place
         for count, row in enumerate(rows):
             if place is None:
                 return
             follow = partial(self._mask_behind, draft[:count]) if self._grammar.has_rules_for_names else None
-            self._grammar.vocabulary.quotes.ban(row, place, follow)
+            self._grammar.quotes.ban(row, place, follow)
             if count < len(draft):
                 place = self.after(place, draft[count])
 
@@ -176,7 +204,7 @@ class Guide:
     def certain(self) -> int | None:
         """The only token that may follow now, in the tokenizer's usual spelling; None: there is a choice, or none is
         known without a mask."""
-        if self._is_over:
+        if self.is_over:
             return None
         forced = self.matcher.compute_ff_tokens()
         return forced[0] if forced and forced[0] not in self._grammar.vocabulary.eos_ids else None
@@ -234,6 +262,15 @@ class Guide:
         return InternalError(
             f"The masks of {at} failed after {self._num_tokens} tokens. This is a defect of the server."
         )
+
+
+def _ban_end(rows: np.ndarray, end_ids: Iterable[int]) -> None:
+    """Clear the bits of the tokens that end an answer, in rows that have other bits."""
+    kept = np.full(rows.shape[1], -1, dtype=np.int32)
+    for token in end_ids:
+        kept.view(np.uint32)[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFF_FFFF)
+    rest = rows & kept
+    rows[:] = np.where(rest.any(axis=1, keepdims=True), rest, rows)
 
 
 def unwritable(at: str, vocabulary: Tokens, problem: str) -> InvalidRequest | None:

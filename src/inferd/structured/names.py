@@ -100,6 +100,9 @@ class QuoteTokens:
         self._all = sorted((data, number) for number, data in enumerate(tokens) if _QUOTE in data)
         self._of_two = [entry for entry in self._all if entry[0].count(_QUOTE) > 1]
         self._of_three = [entry for entry in self._of_two if entry[0].count(_QUOTE) > 2]
+        self.may_repeat_in_text = bool(self._of_three)  # a token may end a text that is no name, and repeat a name
+        # By token: 1 where it goes on with a text and leaves the place what it is (``Place.after``).
+        self.is_unmarked = bytes(bool(data) and _QUOTE not in data and _ESCAPE not in data for data in tokens)
         self._others: dict[bytes, list[int]] = {}  # the tokens without a quotation mark, by their bytes
         for number, data in enumerate(tokens):
             if data and _QUOTE not in data:
@@ -110,7 +113,7 @@ class QuoteTokens:
 
         ``follow``: where rules for names may leave no other end to a name that is repeated, the masks behind tokens.
         """
-        if place.is_free_text and not self._of_three:
+        if place.is_free_text and not self.may_repeat_in_text:
             return
         words = row.view(np.uint32)
         found = self._found(words, place)
