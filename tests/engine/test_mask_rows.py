@@ -24,7 +24,7 @@ FORMS: list[Constraint] = [
     JsonSchema(schema={"type": "object", "additionalProperties": {"type": "string"}}, at="s"),
     JsonSchema(schema={"type": "string", "maxLength": 5}, at="s"),
     JsonSchema(schema={"type": "array", "items": {"enum": ["a\\b", 'a"b', 1]}}, at="s"),
-    Choices(texts=["yes", "yesterday", "no"], at="c"),
+    Choices(texts=("yes", "yesterday", "no"), at="c"),
 ]
 
 
@@ -46,7 +46,8 @@ def threads(grammars: list[CompiledGrammar]) -> Iterator[dict[str, MaskThread]]:
 
 
 def allowed(words: np.ndarray) -> list[int]:
-    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()  # type: ignore[no-any-return]
+    found: list[int] = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+    return found
 
 
 def alone(grammar: CompiledGrammar, tokens: list[int], num_endless: float) -> list[int] | None:
@@ -72,7 +73,7 @@ def test_a_mask_depends_on_the_tokens_before_it_alone(
     grammars: list[CompiledGrammar], threads: dict[str, MaskThread], data: st.DataObject
 ) -> None:
     chosen = data.draw(st.lists(st.sampled_from(grammars), min_size=1, max_size=5))
-    endless = [data.draw(st.sampled_from([0, 3, math.inf])) for _ in chosen]
+    endless: list[float] = [data.draw(st.sampled_from([0.0, 3.0, math.inf])) for _ in chosen]
     guides = [grammar.guide(least, (EOS,)) for grammar, least in zip(chosen, endless, strict=True)]
     said: list[list[int]] = [[] for _ in chosen]
     for _ in range(data.draw(st.integers(1, 8))):
