@@ -215,7 +215,7 @@ def test_a_response_whose_client_left_is_recorded_as_far_as_it_came(recorded: Re
     assert stream.closed.wait(10)
     (record,) = recorded.records()
     assert record["answer"]["body"] == {
-        "[0].delta": "See.",
+        "[0].delta": "[cut]",  # what follows could make it an address
         "[1].name": "get_weather",
         "[1].delta": ARGUMENTS,
         "[2].name": "now",
@@ -265,7 +265,7 @@ def test_a_chat_whose_client_left_is_recorded_as_far_as_it_came(recorded: Record
     assert stream.closed.wait(10)
     (record,) = recorded.records()
     assert record["status"] == 499
-    assert record["answer"]["body"]["choices[0].content"] == "See."
+    assert record["answer"]["body"]["choices[0].content"] == "[cut]"  # what follows could make it an address
 
 
 def test_a_background_response_is_recorded_when_it_is_computed(tmp_path: Path) -> None:

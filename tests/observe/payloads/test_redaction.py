@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import time
+from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from inferd.config.pattern_cost import problem_of
+from inferd.observe.payloads.beginnings import beginning_of
 from inferd.observe.payloads.redaction import PIECE, Redactor
 
 ALL = ("api_key", "email", "card", "phone")
@@ -58,6 +62,80 @@ def test_a_match_across_two_pieces_is_replaced(start: int) -> None:
     assert found == "x" * start + " [email] [employee] [card] " + "y" * 5000
 
 
+SECRETS = [
+    "anna.b+x@mail.example.com",
+    "4111 1111 1111 1111",
+    "+49 (30) 901820-17",
+    "030 / 9018 2017 55",
+    "sk-inf-AbCdEfGhIjKl-0123456789abcdefghij",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm5h",
+    "Bearer abcdefghijklmnopqrstuvwxyz",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEvQIBADANBg",
+    "EMP-123456",
+]
+
+
+@given(
+    st.lists(st.sampled_from(["see", "you", "anna@example.com", "EMP-654321", "2026", "x" * 5000]), max_size=4),
+    st.sampled_from(SECRETS),
+    st.data(),
+)
+def test_the_beginning_of_a_match_at_the_end_of_a_cut_text_is_replaced(
+    before: list[str], secret: str, data: st.DataObject
+) -> None:
+    text = "".join(f"{word}; " for word in before)
+    assert redact(text + secret) != text + secret
+    begun = secret[: data.draw(st.integers(1, len(secret)))]
+    assert redact(text + begun, is_cut=True) == redact(text) + "[cut]"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("See you.\n", "See you.\n"),
+        ("See you", "See [cut]"),
+        ('{"city": "Paris"}', '{"city": "Paris"}'),
+        ("anna@example.com and 12,", "[email] and 12,"),
+        ("anna@example.com.", "[cut]"),  # .au may follow
+        ("anna@example.com, EMP-1", "[email], [cut]"),
+        ("EMP-123456-7", "[employee][cut]"),
+        ("a number 4111 1111 1111 1112", "a number [cut]"),
+        ("", ""),
+    ],
+)
+def test_what_is_left_of_a_cut_text(text: str, expected: str) -> None:
+    assert redact(text, is_cut=True) == expected
+
+
+def test_a_text_that_is_whole_keeps_its_end() -> None:
+    assert redact("write to anna@exa") == "write to anna@exa"
+    assert Redactor(())("anna@exa", is_cut=True) == "anna@exa"
+
+
+def _expressions(least: int, more: int, leaves: int) -> st.SearchStrategy[str]:
+    """``least``, ``more``: of the numbers of repetitions."""
+    return st.recursive(
+        st.sampled_from(["a", "b", "[ab]", "."]),
+        lambda inner: st.one_of(
+            st.tuples(inner, inner).map("".join),
+            st.tuples(inner, inner).map(lambda pair: f"(?:{pair[0]}|{pair[1]})"),
+            st.tuples(inner, st.integers(0, least), st.integers(0, more)).map(
+                lambda t: f"(?:{t[0]}){{{t[1]},{t[1] + t[2]}}}"
+            ),
+        ),
+        max_leaves=leaves,
+    )
+
+
+@given(st.text("ab", max_size=7), _expressions(2, 2, 4))
+def test_the_beginnings_of_a_pattern_are_those_of_its_matches(text: str, pattern: str) -> None:
+    """Against every text that may follow."""
+    assume(importlib.import_module("re._parser").parse(pattern).getwidth()[1] <= 7)
+    follow = ("".join(more) for count in range(8 - len(text)) for more in product("ab", repeat=count))
+    has_match = any(re.fullmatch(pattern, text + more) for more in follow)
+    assert (beginning_of(pattern).match(text) is not None) == has_match
+
+
 @given(st.text(max_size=300))
 def test_a_text_without_a_match_is_unchanged(text: str) -> None:
     plain = "".join(letter for letter in text if not (letter.isdecimal() or letter in "@-_"))
@@ -98,19 +176,7 @@ def test_usual_patterns_are_accepted(pattern: str) -> None:
     assert problem_of(pattern) is None
 
 
-@given(
-    st.recursive(
-        st.sampled_from(["a", "b", "[ab]", "."]),
-        lambda inner: st.one_of(
-            st.tuples(inner, inner).map("".join),
-            st.tuples(inner, inner).map(lambda pair: f"(?:{pair[0]}|{pair[1]})"),
-            st.tuples(inner, st.integers(0, 3), st.integers(0, 20)).map(
-                lambda t: f"(?:{t[0]}){{{t[1]},{t[1] + t[2]}}}"
-            ),
-        ),
-        max_leaves=6,
-    )
-)
+@given(_expressions(3, 20, 6))
 def test_an_accepted_pattern_takes_linear_time(pattern: str) -> None:
     """Generous by a factor of a hundred; an exponential search would take years."""
     if problem_of(pattern) is None:

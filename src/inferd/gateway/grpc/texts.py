@@ -115,6 +115,7 @@ class _RecordedTexts:
     """The texts of messages, for records of payloads."""
 
     left_out: Final = REPEATED
+    generated: Final = frozenset(("text_output",))
 
     def of_request(self, body: bytes) -> object:
         """The texts and the parameters."""

@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from inferd.events import HttpServed
 from inferd.observe.payloads.capture import Capture
-from inferd.observe.payloads.whole import Redact, keep_whole
+from inferd.observe.payloads.redaction import Redactor
+from inferd.observe.payloads.whole import keep_whole
 from inferd.types import JSON
 from inferd.worker.log_lines import encoded
 from inferd.worker.timestamp import timestamp
@@ -19,6 +20,7 @@ from inferd.worker.timestamp import timestamp
 SCHEMA: Final = 2
 """Of a record. The first had no number, and no whole bodies."""
 
+_CLIENT_LEFT: Final = 499  # the status of a call whose client left before its answer was whole
 _MAX_DEPTH: Final = 64
 _LONG_NUMBER: Final = 10**8
 
@@ -34,23 +36,34 @@ UNKNOWN: Final = AnsweredBy("", "")
 
 
 class Writer:
-    """Copies JSON values with redacted texts, up to a number of characters."""
+    """Copies JSON values with redacted texts, up to a number of characters.
 
-    def __init__(self, redact: Redact, max_characters: int, left_out: frozenset[str]) -> None:
+    ``open_fields``: the texts of these fields may be cut anywhere, so that their ends may be beginnings of matches.
+    """
+
+    def __init__(
+        self,
+        redact: Redactor,
+        max_characters: int,
+        left_out: frozenset[str],
+        open_fields: frozenset[str] = frozenset(),
+    ) -> None:
         self._redact = redact
         self._left_out = left_out
+        self._open_fields = open_fields
         self._left = max_characters
         self.is_cut = False
 
-    def copied(self, value: Any, depth: int = 0) -> Any:
+    def copied(self, value: Any, depth: int = 0, *, is_open: bool = False) -> Any:
+        """``is_open``: the text was cut."""
         if isinstance(value, str):
-            return self._text(value)
+            return self._text(value, is_open=is_open)
         if isinstance(value, dict):
             if depth >= _MAX_DEPTH:
                 self.is_cut = True
                 return {}
             return {
-                self._text(key): self.copied(below, depth + 1)
+                self._text(key): self.copied(below, depth + 1, is_open=key.rpartition(".")[2] in self._open_fields)
                 for key, below in value.items()
                 if key not in self._left_out
             }
@@ -67,13 +80,14 @@ class Writer:
             return value if redacted == text else redacted
         return value
 
-    def _text(self, text: str) -> str:
+    def _text(self, text: str, *, is_open: bool = False) -> str:
         if text.startswith("data:") and len(text) > 256:
             head = text[:64].partition(",")[0]
             digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
             return f"{head} ({len(text)} characters, sha256 {digest})"
-        redacted = self._redact(text[: self._left + 4096])  # a match at the cut must be whole to be recognised
-        if len(redacted) > self._left or len(text) > self._left + 4096:
+        searched = text[: self._left + 4096]  # a match at the cut must be whole to be recognised
+        redacted = self._redact(searched, is_cut=is_open and len(searched) == len(text))
+        if len(redacted) > self._left or len(searched) < len(text):
             self.is_cut = True
             redacted = redacted[: self._left]
         self._left -= len(redacted)
@@ -84,7 +98,7 @@ def record_of(
     capture: Capture,
     event: HttpServed,
     at: float,
-    redact: Redact,
+    redact: Redactor,
     keep: frozenset[str],
     max_characters: int,
     answered_by: AnsweredBy = UNKNOWN,
@@ -120,11 +134,22 @@ def record_of(
         is_streamed = event.stream and not capture.is_whole
         asked = texts.of_request(capture.request or b"") if "prompts" in keep else None
         told = texts.of_answer(capture.answer, is_streamed=is_streamed) if answer and "answers" in keep else None
+        open_fields = texts.generated if _may_be_cut(capture, event) else frozenset[str]()
         _keep(line["request"], asked, Writer(redact, max_characters, texts.left_out))
-        _keep(line["answer"], told, Writer(redact, max_characters, texts.left_out))
+        _keep(line["answer"], told, Writer(redact, max_characters, texts.left_out, open_fields))
     if "replay" in keep:
         keep_whole(line, capture, event, redact if redacts else None)
     return encoded(line).encode("ascii")
+
+
+def _may_be_cut(capture: Capture, event: HttpServed) -> bool:
+    """Whether texts of the answer may be cut: its client left, it failed, or it reached a limit."""
+    return (
+        capture.is_cut
+        or event.status == _CLIENT_LEFT
+        or event.outcome not in (None, "done")
+        or "length" in event.finish_reasons
+    )
 
 
 def _sized(data: bytes, is_cut: bool) -> JSON:

@@ -12,6 +12,9 @@ REPEATED: Final = frozenset(("logprobs", "prompt_logprobs", "top_logprobs", "tok
 
 _MAX_DEPTH: Final = 12
 
+_GENERATED: Final = frozenset(("content", "reasoning_content", "text", "arguments"))
+"""Fields of whole answers with texts of a model."""
+
 _WRAPPERS: Final = frozenset(("delta", "message", "content_block", "item"))
 """Fields of events around a part of an answer, which are not named in its place."""
 
@@ -22,6 +25,10 @@ class Texts(Protocol):
     @property
     def left_out(self) -> frozenset[str]:
         """Fields that a record never has."""
+
+    @property
+    def generated(self) -> frozenset[str]:
+        """Fields with texts of an answer that may end anywhere."""
 
     def of_request(self, body: bytes) -> Any:
         """A JSON value; None: there are none, or none can be recognised for certain."""
@@ -48,6 +55,7 @@ class JsonTexts:
         self._whole = frozenset(whole)
         self._index = index
         self.left_out = REPEATED.union(opaque)
+        self.generated = self._joined | _GENERATED
 
     def of_request(self, body: bytes) -> Any:
         return _json(body)
