@@ -101,7 +101,8 @@ def _draft(data: st.DataObject, grammar: CompiledGrammar, said: list[int]) -> tu
         if not possible:
             break
         draft.append(data.draw(st.sampled_from(possible)))
-    if draft and data.draw(st.integers(0, 1)):
+    ends_wrong = data.draw(st.booleans())
+    if draft and ends_wrong:
         draft.append(data.draw(st.integers(1, 200)))
     return tuple(draft)
 
