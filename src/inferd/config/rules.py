@@ -23,7 +23,7 @@ from inferd.config.remote import RemoteSettings
 from inferd.config.tree import Path as Place
 from inferd.config.tree import Problem
 from inferd.config.units import bytes_text
-from inferd.config.versioning import RolloutConfig
+from inferd.config.versioning import RolloutConfig, VerifyConfig
 
 _STATE_SCHEMES = ("sqlite", "postgresql", "postgres")
 _CACHE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
@@ -53,6 +53,7 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
         yield from _rollout(("models", name), model)
         yield from _verify(("models", name), model)
         yield from _scaling(("models", name), model)
+    yield from _registry(config)
     yield from _payloads(config)
     yield from _memory(config)
     yield from _regions(config)
@@ -208,6 +209,24 @@ def _verify(here: Place, model: ModelConfig) -> Iterator[Problem]:
         yield Problem(
             at, "neither a digest nor a signature is given; give one (inferd registry digest prints digests)."
         )
+    yield from _signature(at, settings)
+
+
+def _registry(config: Config) -> Iterator[Problem]:
+    """Everything wrong with what the versions of models need."""
+    settings, at = config.registry.verify, ("registry", "verify")
+    if settings is None or settings.mode == "off":
+        return
+    if settings.digest is not None:
+        yield Problem((*at, "digest"), "each version has its own, which is always compared; leave it out.")
+    if settings.signature is None:
+        yield Problem((*at, "signature"), "missing; name the key or the roots of the signer, or leave verify out.")
+    yield from _signature(at, settings)
+
+
+def _signature(at: Place, settings: VerifyConfig) -> Iterator[Problem]:
+    """Everything wrong with a signature. ``at``: the place of ``settings``."""
+    signature = settings.signature
     if signature is None:
         if settings.ignore_unsigned_files:
             yield Problem((*at, "ignore_unsigned_files"), "it belongs to a signature, and none is given; leave it out.")

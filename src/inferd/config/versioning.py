@@ -267,31 +267,6 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
         return found
 
 
-EvidenceKind = Literal["equivalence", "golden", "replay"]
-
-
-class RegistryConfig(Section, frozen=True, kw_only=True):
-    """What the versions of models need on their way to production."""
-
-    evidence: Annotated[
-        tuple[EvidenceKind, ...],
-        Meta(
-            description="Reports that a version needs before it is validated, beside the digest of its files and the "
-            "comparison of its contract: equivalence, golden, replay."
-        ),
-    ] = ()
-    four_eyes: Annotated[
-        bool, Meta(description="Whether another user or key than the one that registered a version has to approve it.")
-    ] = False
-    require_approval: Annotated[
-        bool,
-        Meta(
-            description="Whether a source such as registry:churn@3 serves only versions that were approved. Rejected "
-            "versions are never served."
-        ),
-    ] = False
-
-
 class SignatureConfig(Section, frozen=True, kw_only=True):
     """The signature of a model by OMS v1.0 (OpenSSF Model Signing), and whose it must be."""
 
@@ -335,6 +310,39 @@ class VerifyConfig(Section, frozen=True, kw_only=True):
     signature: SignatureConfig | None = None
     ignore_unsigned_files: Annotated[
         bool, Meta(description="Files that are not signed are no reason to refuse the model; they are not loaded.")
+    ] = False
+
+
+EvidenceKind = Literal["equivalence", "golden", "replay"]
+
+
+class RegistryConfig(Section, frozen=True, kw_only=True):
+    """What the versions of models need on their way to production."""
+
+    verify: Annotated[
+        VerifyConfig | None,
+        Meta(
+            description="The signature of the files. enforce: a version needs one that holds, from the stage verified "
+            "on. warn: one that holds is recorded, and none is needed. The digest is always compared."
+        ),
+    ] = None
+
+    evidence: Annotated[
+        tuple[EvidenceKind, ...],
+        Meta(
+            description="Reports that a version needs before it is validated, beside the digest of its files and the "
+            "comparison of its contract: equivalence, golden, replay."
+        ),
+    ] = ()
+    four_eyes: Annotated[
+        bool, Meta(description="Whether another user or key than the one that registered a version has to approve it.")
+    ] = False
+    require_approval: Annotated[
+        bool,
+        Meta(
+            description="Whether a source such as registry:churn@3 serves only versions that were approved. Rejected "
+            "versions are never served."
+        ),
     ] = False
 
 

@@ -14,7 +14,7 @@ import msgspec
 from inferd.config.versioning import RegistryConfig
 from inferd.lifecycle import registry
 from inferd.lifecycle.registry import Attachable, Entry, Version
-from inferd.lifecycle.stages import Action, Policy
+from inferd.lifecycle.stages import Action, Kind, Policy
 from inferd.state.database import Database
 from inferd.state.thread import StateThread
 
@@ -88,7 +88,10 @@ class RegistryActions:
 
 def policy_of(settings: RegistryConfig) -> Policy:
     """What the settings ask of a version."""
-    return Policy(evidence=frozenset(settings.evidence), four_eyes=settings.four_eyes)
+    kinds: set[Kind] = {*settings.evidence}
+    if settings.verify is not None and settings.verify.mode == "enforce":
+        kinds.add("signature")
+    return Policy(evidence=frozenset(kinds), four_eyes=settings.four_eyes)
 
 
 def _changed(database: Database, version: Version) -> Changed:

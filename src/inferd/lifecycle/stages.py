@@ -184,8 +184,8 @@ def _check_evidence(record: Record, action: Action, policy: Policy) -> None:
 
 
 _REMEDIES: Final[Mapping[Kind, str]] = {
-    "digest": "'inferd registry verify-files' reads its files and compares them.",
-    "signature": "'inferd registry attach --kind signature' adds one.",
+    "digest": "'inferd registry verify NAME@VERSION' reads its files and compares them.",
+    "signature": "'inferd registry verify NAME@VERSION' checks the one beside its files.",
     "equivalence": "'inferd registry attach --kind equivalence' adds one.",
     "golden": "'inferd registry attach --kind golden' adds one.",
     "replay": "'inferd registry attach --kind replay' adds one.",

@@ -95,9 +95,9 @@ def test_files_that_changed_are_found_and_hold_the_version_back(
 ) -> None:
     path = model(folder, "a")
     done("register", "digits", str(path))
-    assert "its files are as registered" in done("verify-files", "digits@1")
+    assert "its files are as registered" in done("verify", "digits@1")
     (path / "notes.md").write_text("something else")
-    assert main(["registry", "verify-files", "digits@1"]) == 1
+    assert main(["registry", "verify", "digits@1"]) == 1
     assert "its files have the digest" in capsys.readouterr().out
     assert main(["registry", "validate", "digits@1"]) == 1
     assert "newest digest report" in capsys.readouterr().err

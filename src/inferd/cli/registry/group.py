@@ -14,7 +14,6 @@ COMMANDS = {
     "list": "registry.versions:list_versions",
     "show": "registry.versions:show",
     "history": "registry.versions:history",
-    "verify-files": "registry.moves:verify_files",
     "attach": "registry.moves:attach",
     "validate": "registry.moves:validate",
     "approve": "registry.moves:approve",

@@ -10,11 +10,10 @@ import msgspec
 
 from inferd import clock
 from inferd.cli.registry.opened import actor, changing, common, print_json, tell
-from inferd.cli.registry.progress import reading
 from inferd.errors import InvalidRequest
 from inferd.lifecycle import registry
 from inferd.lifecycle.actions import policy_of
-from inferd.lifecycle.registry import MAX_REPORT_BYTES, Attachable, Finding
+from inferd.lifecycle.registry import MAX_REPORT_BYTES, Attachable
 from inferd.lifecycle.stages import Action
 
 _version = click.argument("version", metavar="NAME@VERSION")
@@ -129,40 +128,6 @@ def reject(version: str, reason: str, file: Path | None, as_json: bool) -> None:
       inferd registry reject churn@3 --reason "labels are swapped"
     """
     _move("reject", version, file, as_json, reason=reason)
-
-
-@click.command("verify-files")
-@_version
-@common
-def verify_files(version: str, file: Path | None, as_json: bool) -> int:
-    """Read a version's files and compare their digest with the registered one.
-
-    A version that was only registered is verified then. Exit code 1 when the files differ.
-
-    \b
-    Example:
-      inferd registry verify-files churn@3
-    """
-    from inferd.artefacts.manifest import manifest_of
-
-    with changing(file, "verify", version) as (database, config, found):
-        with reading(f"Hashing {found.source}") as progress:
-            manifest = manifest_of(Path(found.source).expanduser(), progress=progress)
-        is_same = manifest.tree_digest == found.digest
-        said = "its files are as registered" if is_same else f"its files have the digest {manifest.tree_digest}"
-        report = {"source": found.source, "digest": manifest.tree_digest, "num_files": len(manifest.files)}
-        finding = Finding(kind="digest", passed=is_same, summary=said, report=report)
-        after = registry.verify(
-            *(database, found.name, found.version, [finding]),
-            actor=actor(),
-            now=clock.wall(),
-            policy=policy_of(config.registry),
-        )
-    if as_json:
-        print_json(after)
-    else:
-        click.echo(f"{after.name}@{after.version} is {after.record.stage}: {said}.")
-    return 0 if is_same else 1
 
 
 @click.command("attach")

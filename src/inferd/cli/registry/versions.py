@@ -19,7 +19,8 @@ from inferd.cli.registry.progress import reading
 from inferd.lifecycle import registry
 from inferd.lifecycle.actions import policy_of
 from inferd.lifecycle.contract_diff import Contract, contract_of, read_contract
-from inferd.lifecycle.registry import Finding, NewVersion, Version
+from inferd.lifecycle.files import read_files
+from inferd.lifecycle.registry import NewVersion, Version
 from inferd.state.audit import AuditEntry, AuditLog
 from inferd.state.folder import data_folder
 from inferd.types import TensorSpec
@@ -82,16 +83,18 @@ def register(
         tags=_tags(tags),
         run_id=run_id,
     )
-    report = {"source": str(path), "digest": manifest.tree_digest, "num_files": len(manifest.files)}
     with opened_database(file) as (database, config), recorded(config, "registry_register", name) as outcome:
+        with reading(f"Verifying {path.name}") as progress:
+            read = read_files(new.source, new.digest, config.registry.verify, progress, manifest)
         now = clock.wall()
         version = registry.register(database, new, actor=actor(), now=now)
-        found = Finding(kind="digest", passed=True, summary="hashed when it was registered", report=report)
         version = registry.verify(
-            database, name, version.version, [found], actor=actor(), now=now, policy=policy_of(config.registry)
+            database, name, version.version, read.findings, actor=actor(), now=now, policy=policy_of(config.registry)
         )
         outcome.detail = head_text(database)
     tell(version, as_json)
+    if not as_json and not (read.is_whole and not read.warning):
+        terminal.warn(read.words)
 
 
 def _contract(path: Path, given: Path | None, allow_pickle: bool) -> Contract:
