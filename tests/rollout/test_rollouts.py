@@ -20,7 +20,9 @@ from inferd.events import Assigned, CopyEnded, CopyResult, Event, HttpServed, Re
 from inferd.rollout import ledger
 from inferd.rollout.evidence import Count
 from inferd.rollout.golden import Reply
-from inferd.rollout.ledger import Change, Local
+from inferd.rollout.judge import Verdict
+from inferd.rollout.ledger import Change, Local, NoStages, Stages
+from inferd.rollout.machine import Progress
 from inferd.rollout.plan import Plan, plan_of
 from inferd.rollout.rollouts import Rollouts
 from inferd.rollout.split import Split, with_weights
@@ -78,6 +80,7 @@ class Gateway:
         self.loaded: list[str] = []
         self.asked: list[str] = []  # models, by the questions of the golden set
         self.answers: dict[str, Callable[[Any], Reply]] = {}
+        self.stages: Stages = NoStages()
         self.served = 0
         self.state = StateThread(lambda: open_database(world.url, world.folder))
         self.state.start(open_database(world.url, world.folder))
@@ -91,6 +94,7 @@ class Gateway:
             self._record,
             self._answer,
             now=lambda: world.now,
+            stages=self,
         )
         self.rollouts.configure(wanted)
 
@@ -103,11 +107,19 @@ class Gateway:
     async def _record(self, name: str, change: Change) -> None:
         self.recorded.append(f"{name} {change.progress.state}")
 
+    def problem(self, transaction: Transaction, plan: Plan) -> str:
+        return self.stages.problem(transaction, plan)
+
+    def follow(
+        self, transaction: Transaction, plan: Plan, before: Progress, after: Progress, verdict: Verdict, actor: str
+    ) -> None:
+        self.stages.follow(transaction, plan, before, after, verdict, actor)
+
     async def _answer(self, path: str, body: Any) -> Reply:
         self.asked.append(body["model"])
         return self.answers[body["model"]](body)
 
-    def follow(self, wanted: Config) -> None:
+    def adopt(self, wanted: Config) -> None:
         self.config = wanted
         self.rollouts.configure(wanted)
 
@@ -417,10 +429,10 @@ def test_a_rollout_that_the_configuration_has_no_more_ends(world: World) -> None
             assert one.share == 0.05
             models = dict(config().models)
             models["m"] = msgspec.structs.replace(models["m"], rollout=None)
-            one.follow(msgspec.structs.replace(config(), models=models))
+            one.adopt(msgspec.structs.replace(config(), models=models))
             assert one.divided.models["m"].versions.weights == {}
             await one.rollouts.look()
-            one.follow(config())
+            one.adopt(config())
             await looked(one)
             assert one.share == 0.0
             report = await one.rollouts.report("m")
@@ -444,7 +456,7 @@ def test_another_pair_of_versions_is_another_rollout(world: World) -> None:
             models["m"] = msgspec.structs.replace(
                 models["m"], rollout=msgspec.convert({"stable": 2, "new": 1}, type(models["m"].rollout))
             )
-            one.follow(msgspec.structs.replace(back, models=models))
+            one.adopt(msgspec.structs.replace(back, models=models))
             await looked(one)
             assert one.rollouts.reports()[0].progress.state == "pending"
             assert one.divided.models["m"].versions.weights == {"2": 100.0, "1": 0.0}

@@ -35,6 +35,7 @@ from inferd.app.departure import Departure
 from inferd.app.device_usage import DeviceUsage
 from inferd.app.keeping import Keeping
 from inferd.app.pinned_folder import pinned_folder
+from inferd.app.stages import RegistryStages
 from inferd.autoscale.controller import Autoscaler
 from inferd.cache.open import open_cache
 from inferd.config import Config, ModelConfig, ObjectivesConfig, ServerConfig
@@ -106,6 +107,11 @@ class Listener(Protocol):
     def stop(self, *, now: bool = False) -> None: ...
 
 
+def none_registered(config: Config) -> Mapping[str, str]:
+    """Of a configuration without references to the registry."""
+    return {}
+
+
 def unchanged(model: str, sentence: str) -> str:
     """The words of a message about a model where nothing edits them."""
     return sentence
@@ -122,6 +128,7 @@ class ServeOptions(NamedTuple):
     command: Sequence[str] = WORKER_COMMAND  # starts a worker
     patience: Patience = Patience()
     plan: MemoryPlan = plan_model  # what memory a worker takes
+    registered: Callable[[Config], Mapping[str, str]] = none_registered  # versions of the registry, by entry
 
 
 def run(config: Config, options: ServeOptions = ServeOptions()) -> int:
@@ -222,6 +229,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             divide,
             lambda name, change: _record(audit, name, change),
             ask,
+            stages=RegistryStages(lambda: site.config.registry, clock.wall),
         )
         monitors = Monitors(control.state, emit)
         counted = _counted(monitors, _both(rollouts.handle, emit))
@@ -250,7 +258,10 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         payloads = PayloadLog(data_folder(config.state), config.payloads, observer.payload_dropped, answered_by)
         stack.callback(payloads.close)
         site = Site(
-            config, router, control, observer, devices, console, payloads, rollouts, monitors, scaling, tls, copies
+            *(config, router, control, observer, devices, console, payloads, rollouts, monitors, scaling),
+            tls=tls,
+            copies=copies,
+            registered=options.registered,
         )
         questions = Questions(router, config)
         devices.start()  # when the workers have started: what the drivers do at first may take long
@@ -258,7 +269,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         source = options.source
         audit = AuditTrail(data_folder(config.state), emit)
         stack.callback(audit.close)
-        rollouts.configure(config, golden)
+        rollouts.configure(config, golden, options.registered(config))
         scaling.configure(config)
         if rollouts.plans:
             await rollouts.look()  # before the first request, as a version that was promoted serves all of them
@@ -466,7 +477,9 @@ class Site:
         scaling: Autoscaler,
         tls: Tls | None = None,
         copies: Copies | None = None,
+        registered: Callable[[Config], Mapping[str, str]] = none_registered,
     ) -> None:
+        self._registered = registered
         self.rollouts = rollouts
         self.scaling = scaling
         self.copies = copies if copies is not None else Copies(ignore)
@@ -528,7 +541,7 @@ class Site:
         self.payloads.configure(config.payloads)
         changed = changed_settings(before, config)
         self.config = config
-        self.rollouts.configure(config, golden)  # which divides the units again
+        self.rollouts.configure(config, golden, self._registered(config))  # which divides the units again
         self.scaling.configure(config)
         self.monitors.configure(config, references)
         for server in self.servers:

@@ -263,7 +263,12 @@ def run(
             )
 
         log = board if is_live() else None
-        options = root.ServeOptions(source, on_ready=ready, watch=board.handle, log=log, words=edited)
+        options = root.ServeOptions(
+            *(source, ready, board.handle),
+            log=log,
+            words=edited,
+            registered=references.registered,
+        )
         return root.run(config, options)
 
 

@@ -22,6 +22,7 @@ from inferd.config.versioning import VersionsConfig
 from inferd.errors import ConfigError
 
 VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
+_REGISTRY: Final = "registry:"
 _ALIAS: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _ENTRY: Final = re.compile(r"(?P<name>.+)@(?P<version>[1-9][0-9]{0,17})", re.DOTALL)
 
@@ -200,11 +201,22 @@ def _rollout_problems(models: Mapping[str, ModelConfig], name: str) -> list[str]
         if str(number) not in served
     ]
     said += [
+        f"models.{entry}.source: {models[entry].source} may lead to another version while the rollout goes on; write "
+        f"the number: {models[entry].source.partition('@')[0]}@3."
+        for version, entry in served.items()
+        if version in (str(rollout.stable), str(rollout.new)) and _is_moving(models[entry].source)
+    ]
+    said += [
         f"models.{name}.rollout: it is for versions that run here, and {entry} is a remote server; leave it out."
         for version, entry in served.items()
         if models[entry].is_remote and version in (str(rollout.stable), str(rollout.new))
     ]
     return said
+
+
+def _is_moving(source: str) -> bool:
+    """Whether a source is a reference to the registry that names no number."""
+    return source.startswith(_REGISTRY) and VERSION.fullmatch(source.rpartition("@")[2]) is None
 
 
 def _folders(source: str) -> dict[int, Path]:

@@ -632,6 +632,7 @@ def _registry() -> tuple[Route, ...]:
         ("validate", "Compare a version's contract, and check its evidence."),
         ("approve", "Approve a version."),
         ("canary", "Record that a version serves a part of the requests."),
+        ("withdraw", "Record that a canary serves no requests any more."),
         ("promote", "Make a version the one in production."),
         ("archive", "Take a version out of production."),
         ("reject", "Reject a version that was not in production."),

@@ -176,7 +176,7 @@ def attach_evidence(
             code="registry_kind",
         )
     with _changing(database) as transaction:
-        found = _one(transaction, name, version)
+        found = one_in(transaction, name, version)
         return _attached(transaction, found, kind, report, passed, actor, now, summary)
 
 
@@ -194,7 +194,7 @@ def verify(
     passed. Raises ModelNotFound, InvalidRequest."""
     findings = tuple(findings)
     with _changing(database) as transaction:
-        found = _one(transaction, name, version)
+        found = one_in(transaction, name, version)
         for one in findings:
             found = _attached(transaction, found, one.kind, one.report, one.passed, actor, now, one.summary)
         if found.record.stage == "registered" and all(one.passed for one in findings):
@@ -219,20 +219,45 @@ def move(
     _check_text("reason", reason)
     _check_text("override", override)
     with _changing(database) as transaction:
-        found = _one(transaction, name, version)
-        serving = _in_production(transaction, name)
-        change = Change()
-        if serving is not None and serving.version != version and action in _COMPARED:
-            change = difference(serving.contract, found.contract, serving.version)
-        event = Event(action=action, actor=actor, at=now, reason=reason, override=override, change=change)
-        contract = None
-        if action in _COMPARED:
-            report: dict[str, Any] = msgspec.to_builtins(change)
-            contract = _stored_report(transaction, "contract", report, True, actor, now, _summary(change))
-        after = _moved(transaction, found, event, policy, contract)
-        if action == "promote" and serving is not None and serving.version != version:
-            replaced = Event(action="archive", actor=actor, at=now, reason=f"version {version} replaces it")
-            _moved(transaction, serving, replaced, policy)
+        return move_in(
+            *(transaction, name, version, action),
+            actor=actor,
+            now=now,
+            policy=policy,
+            reason=reason,
+            override=override,
+        )
+
+
+def move_in(
+    transaction: Transaction,
+    name: str,
+    version: int,
+    action: Action,
+    *,
+    actor: str,
+    now: float,
+    policy: Policy = Policy(),
+    reason: str = "",
+    override: str = "",
+    detail: str = "",
+) -> Version:
+    """``move`` inside of a transaction that holds the database's lock, and that is rolled back where this raises.
+    ``detail`` is for the history, such as the numbers that the action follows from."""
+    found = one_in(transaction, name, version)
+    serving = _in_production(transaction, name)
+    change = Change()
+    if serving is not None and serving.version != version and action in _COMPARED:
+        change = difference(serving.contract, found.contract, serving.version)
+    event = Event(action=action, actor=actor, at=now, reason=reason, override=override, change=change)
+    contract = None
+    if action in _COMPARED:
+        report: dict[str, Any] = msgspec.to_builtins(change)
+        contract = _stored_report(transaction, "contract", report, True, actor, now, _summary(change))
+    after = _moved(transaction, found, event, policy, contract, detail)
+    if action == "promote" and serving is not None and serving.version != version:
+        replaced = Event(action="archive", actor=actor, at=now, reason=f"version {version} replaces it")
+        _moved(transaction, serving, replaced, policy)
     return after
 
 
@@ -252,11 +277,11 @@ def set_alias(
         if version is None:
             if not held:
                 raise ModelNotFound(f"The model {name[:_MAX_NAME]} has no alias {alias}.", param="alias")
-            found = _one(transaction, name, msgspec.convert(held[0][0], int))
+            found = one_in(transaction, name, msgspec.convert(held[0][0], int))
             transaction.execute("DELETE FROM registry_aliases WHERE name = ? AND alias = ?", (name, alias))
             _write(transaction, found, now, actor, "unalias", detail=alias)
             return None
-        found = _one(transaction, name, version)
+        found = one_in(transaction, name, version)
         if found.record.stage == "rejected":
             raise InvalidRequest(
                 f"{name}@{version} was rejected, so no alias may name it.", param="version", code="registry_stage"
@@ -312,7 +337,7 @@ def chosen(known: list[Version], name: str, ref: str) -> Version:
 def report_of(database: Database, name: str, version: int, kind: Kind) -> dict[str, Any]:
     """The newest report of a kind. Raises ModelNotFound."""
     with database.reading() as transaction:
-        found = _one(transaction, name, version).record.newest(kind)
+        found = one_in(transaction, name, version).record.newest(kind)
         rows = (
             []
             if found is None
@@ -445,8 +470,14 @@ def _changing(database: Database) -> Iterator[Transaction]:
     """A transaction that holds the database's lock, and tells the gateways that the registry has changed."""
     with database.transaction() as transaction:
         transaction.lock()
-        next_number(transaction, "registry")
+        tell_gateways(transaction)
         yield transaction
+
+
+def tell_gateways(transaction: Transaction) -> None:
+    """Have the gateways read again what they know of versions: those that they load, and those of their rollouts."""
+    next_number(transaction, "registry")
+    next_number(transaction, "rollouts")
 
 
 def _versions(transaction: Transaction, name: str | None) -> list[Version]:
@@ -455,7 +486,8 @@ def _versions(transaction: Transaction, name: str | None) -> list[Version]:
     return [_version_decoder.decode(msgspec.convert(row, bytes)) for (row,) in rows]
 
 
-def _one(transaction: Transaction, name: str, version: int) -> Version:
+def one_in(transaction: Transaction, name: str, version: int) -> Version:
+    """A version by its number. Raises ModelNotFound."""
     rows = transaction.rows("SELECT version_row FROM registry_versions WHERE name = ? AND version = ?", (name, version))
     if not rows:
         return chosen(_versions(transaction, name), name, str(version))
@@ -493,7 +525,12 @@ def _attached(
 
 
 def _moved(
-    transaction: Transaction, found: Version, event: Event, policy: Policy, evidence: Evidence | None = None
+    transaction: Transaction,
+    found: Version,
+    event: Event,
+    policy: Policy,
+    evidence: Evidence | None = None,
+    detail: str = "",
 ) -> Version:
     record = moved(found.record, event, policy)
     if evidence is not None:
@@ -504,7 +541,7 @@ def _moved(
         before=found.record.stage,
         reason=event.reason,
         override=event.override,
-        detail="" if evidence is None else evidence.summary,
+        detail="; ".join([word for word in (detail, "" if evidence is None else evidence.summary) if word]),
         evidence=evidence,
     )
     return after

@@ -35,6 +35,7 @@ class References:
         self._config: Config | None = None  # as it was read last, with references
         self._counter = -1  # of changes of the registry, when it was looked at last
         self._seen: Mapping[str, str] = {}  # digests, by reference
+        self._registered: dict[tuple[str, str], str] = {}  # NAME@NUMBER, by the entry and its digest
 
     def resolved(self, config: Config) -> Config:
         """The configuration with files instead of references. Raises ModelLoadError with everything that cannot be
@@ -53,6 +54,7 @@ class References:
                     try:
                         version = _version(database, model.source, config.registry)
                         models[name] = _loading(model, version)
+                        self._registered[name, version.digest] = f"{version.name}@{version.version}"
                         seen[model.source] = version.digest
                     except InferdError as error:
                         if isinstance(error, StateUnavailable):
@@ -63,6 +65,15 @@ class References:
         if problems:
             raise ModelLoadError(_listed(problems), param="source")
         return msgspec.structs.replace(config, models=models)
+
+    def registered(self, config: Config) -> dict[str, str]:
+        """The versions, as NAME@NUMBER, by the names of their entries in a configuration that ``resolved`` has made."""
+        found = {}
+        for entry, model in config.models.items():
+            digest = None if model.verify is None else model.verify.digest
+            if digest is not None and (entry, digest) in self._registered:
+                found[entry] = self._registered[entry, digest]
+        return found
 
     def have_changed(self) -> bool:
         """Whether a reference leads to other files than when this was called or ``resolved`` before. False while the

@@ -1,6 +1,6 @@
 """The stages of a model's version, and what each action makes of them. Pure: no clock, no I/O; the time is an argument.
 
-    registered -verify-> verified -validate-> validated -approve-> approved -canary-> canary
+    registered -verify-> verified -validate-> validated -approve-> approved <-canary, withdraw-> canary
                                                                       |                 |
                                                                       +-----promote-----+--> production
                                                                                              |       ^
@@ -22,7 +22,7 @@ import msgspec
 from inferd.errors import InvalidRequest
 
 Stage = Literal["registered", "verified", "validated", "approved", "canary", "production", "archived", "rejected"]
-Action = Literal["verify", "validate", "approve", "canary", "promote", "archive", "reject"]
+Action = Literal["verify", "validate", "approve", "canary", "withdraw", "promote", "archive", "reject"]
 Kind = Literal["digest", "signature", "contract", "equivalence", "golden", "replay"]
 
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
@@ -37,7 +37,9 @@ MOVES: Final[Mapping[tuple[Stage, Action], Stage]] = {
     ("validated", "approve"): "approved",
     ("approved", "canary"): "canary",
     ("approved", "promote"): "production",
+    ("canary", "withdraw"): "approved",
     ("canary", "promote"): "production",
+    ("archived", "canary"): "canary",
     ("archived", "promote"): "production",
     ("production", "archive"): "archived",
     **{(stage, "reject"): "rejected" for stage in BEFORE_PRODUCTION},

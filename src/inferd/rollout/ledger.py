@@ -10,14 +10,16 @@ All functions run in the database's thread.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
+from inferd.errors import InvalidRequest, ModelNotFound
 from inferd.rollout.evidence import Count
 from inferd.rollout.judge import Reading, Verdict, judge
-from inferd.rollout.machine import ACTIVE, Progress, Seen, observed, withdrawn
+from inferd.rollout.machine import ACTIVE, Progress, Seen, held, observed, withdrawn
 from inferd.rollout.plan import Plan, Population
 from inferd.rollout.tally import Batch
 from inferd.state.database import Database, Transaction, Value, next_number, number
@@ -35,6 +37,34 @@ _readings_decoder: Final = msgspec.json.Decoder(tuple[Reading, ...])
 
 Sums = Mapping[tuple[str, float], Count]
 """A gateway's own counts, by guard (or what stands for it, ``_UNITS``) and share."""
+
+
+class Stages(Protocol):
+    """What keeps the stages of the versions that rollouts bring to production. Both methods are called inside of the
+    transaction of the rollout's own rows, so that a server which is killed has changed both or neither."""
+
+    def problem(self, transaction: Transaction, plan: Plan) -> str:
+        """Why the new version must not serve at all; empty: nothing."""
+        ...
+
+    def follow(
+        self, transaction: Transaction, plan: Plan, before: Progress, after: Progress, verdict: Verdict, actor: str
+    ) -> None:
+        """Make the stages what a change of the rollout says. Raises InvalidRequest, ModelNotFound where the change must
+        not be; a rollback and an abort always may."""
+        ...
+
+
+class NoStages:
+    """Of versions that are in no registry."""
+
+    def problem(self, transaction: Transaction, plan: Plan) -> str:
+        return ""
+
+    def follow(
+        self, transaction: Transaction, plan: Plan, before: Progress, after: Progress, verdict: Verdict, actor: str
+    ) -> None:
+        """There is nothing to be kept."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +86,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     units: dict[Population, dict[float, Count]] = {}  # all units, by population and share
     is_ready: bool = False  # the new version, at every living gateway that has the rollout
     deaths: int = 0
+    problem: str = ""  # why the new version must not serve at all; empty: nothing
 
 
 class Local(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +122,7 @@ def exchange(
     rollouts: Sequence[Local],
     before: Exchanged | None,
     now: Callable[[], float],
+    stages: Stages = NoStages(),
 ) -> Exchanged:
     """Store what was counted here, make the changes that are due, and read how the rollouts are.
 
@@ -112,22 +144,45 @@ def exchange(
     if stored is None:
         with database.reading() as transaction:
             version = number(transaction, "rollouts")
-            stored = {local.plan.name: read(transaction, presence, local.plan) for local in rollouts}
+            stored = {local.plan.name: read(transaction, presence, local.plan, stages) for local in rollouts}
     decided: list[tuple[str, Change]] = []
     for local in rollouts:
         plan, found = local.plan, stored[local.plan.name]
         if _observed(plan, found, now()) is found.progress:
             continue
-        with database.transaction() as transaction:
-            transaction.lock()
-            found = read(transaction, presence, plan)
-            progress = _observed(plan, found, now())
-            if progress is not found.progress:
-                change = store(transaction, plan.name, progress, found.verdict, now(), "server")
-                decided.append((plan.name, change))
-                version = next_number(transaction, "rollouts")
-            stored[plan.name] = read(transaction, presence, plan)
+        try:
+            change = _decide(database, presence, plan, functools.partial(_observed, plan, now=now()), now(), stages)
+        except (InvalidRequest, ModelNotFound) as error:
+            why = f"the registry refuses it: {error.message}"
+            change = _decide(database, presence, plan, functools.partial(_held, now=now(), why=why), now())
+        if change is not None:
+            decided.append((plan.name, change))
+        with database.reading() as transaction:
+            version = number(transaction, "rollouts")
+            stored[plan.name] = read(transaction, presence, plan, stages)
     return Exchanged(version=version, living=living, stored=stored, sums=sums, decided=tuple(decided))
+
+
+def _decide(
+    database: Database,
+    presence: Presence,
+    plan: Plan,
+    decide: Callable[[Stored], Progress],
+    now: float,
+    stages: Stages = NoStages(),
+) -> Change | None:
+    """Store what ``decide`` makes of a rollout; None: it leaves it as it is. Raises StateUnavailable, and where the
+    stages refuse the change."""
+    with database.transaction() as transaction:
+        transaction.lock()
+        found = read(transaction, presence, plan, stages)
+        progress = decide(found)
+        if progress is found.progress:
+            return None
+        stages.follow(transaction, plan, found.progress, progress, found.verdict, "server")
+        change = store(transaction, plan.name, progress, found.verdict, now, "server")
+        next_number(transaction, "rollouts")
+    return change
 
 
 def command(
@@ -137,18 +192,21 @@ def command(
     decide: Callable[[Stored], Progress],
     now: float,
     actor: str,
+    stages: Stages = NoStages(),
 ) -> Change:
-    """Store what ``decide`` makes of a rollout. Raises StateUnavailable, and what ``decide`` raises."""
+    """Store what ``decide`` makes of a rollout. Raises StateUnavailable, and what ``decide`` and ``stages`` raise."""
     with database.transaction() as transaction:
         transaction.lock()
-        found = read(transaction, presence, plan)
-        change = store(transaction, plan.name, decide(found), found.verdict, now, actor)
+        found = read(transaction, presence, plan, stages)
+        progress = decide(found)
+        stages.follow(transaction, plan, found.progress, progress, found.verdict, actor)
+        change = store(transaction, plan.name, progress, found.verdict, now, actor)
         next_number(transaction, "rollouts")
     return change
 
 
 def withdraw(
-    database: Database, presence: Presence, plans: Sequence[Plan], now: float, why: str
+    database: Database, presence: Presence, plans: Sequence[Plan], now: float, why: str, stages: Stages = NoStages()
 ) -> list[tuple[str, Change]]:
     """End rollouts that the configuration has no more; the changes, by the rollouts' names. Raises
     StateUnavailable."""
@@ -156,9 +214,10 @@ def withdraw(
     with database.transaction() as transaction:
         transaction.lock()
         for plan in plans:
-            found = read(transaction, presence, plan)
+            found = read(transaction, presence, plan, stages)
             progress = withdrawn(found.progress, now, why)
             if progress is not found.progress:
+                stages.follow(transaction, plan, found.progress, progress, found.verdict, "config-file")
                 change = store(transaction, plan.name, progress, found.verdict, now, "config-file")
                 changes.append((plan.name, change))
         if changes:
@@ -192,7 +251,7 @@ def changes_of(database: Database, name: str) -> list[Change]:
 # -- inside a transaction -----------------------------------------------------------------------
 
 
-def read(transaction: Transaction, presence: Presence, plan: Plan) -> Stored:
+def read(transaction: Transaction, presence: Presence, plan: Plan, stages: Stages = NoStages()) -> Stored:
     """What the database knows of a rollout."""
     rows = transaction.rows("SELECT progress FROM rollouts WHERE name = ?", (plan.name,))
     progress = _progress_decoder.decode(msgspec.convert(rows[0][0], bytes)) if rows else Progress()
@@ -221,6 +280,7 @@ def read(transaction: Transaction, presence: Presence, plan: Plan) -> Stored:
         units=units,
         is_ready=bool(ready) and all(ready),
         deaths=deaths,
+        problem=stages.problem(transaction, plan),
     )
 
 
@@ -246,8 +306,12 @@ def store(transaction: Transaction, name: str, progress: Progress, verdict: Verd
 
 
 def _observed(plan: Plan, found: Stored, now: float) -> Progress:
-    seen = Seen(now=now, is_ready=found.is_ready, verdict=found.verdict, deaths=found.deaths)
+    seen = Seen(now=now, is_ready=found.is_ready, verdict=found.verdict, deaths=found.deaths, problem=found.problem)
     return observed(plan, found.progress, seen)
+
+
+def _held(found: Stored, now: float, why: str) -> Progress:
+    return held(found.progress, now, why)
 
 
 def _write(transaction: Transaction, gateway: str, local: Local) -> Sums:

@@ -71,18 +71,21 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     is_ready: bool  # the new version can serve, at every server
     verdict: Verdict = Verdict()
     deaths: int = 0  # of the new version's workers, in this run
+    problem: str = ""  # why the new version must not serve, whatever its counts say; empty: nothing
 
 
 def observed(plan: Plan, progress: Progress, seen: Seen) -> Progress:
     """The progress after a look. The same object: nothing changes."""
     state = progress.state
-    if state == "pending" and plan.starts_itself:
+    if state == "pending" and plan.starts_itself and not progress.is_paused:
         return _started(plan, progress, seen.now, "the configuration starts it")
     if state not in ACTIVE:
         return progress
     if seen.deaths >= plan.max_deaths:
         died = f"{seen.deaths} workers of version {plan.new} died, and {plan.max_deaths} withdraw it"
         return _left(progress, "rolled_back", seen.now, died)
+    if seen.problem:
+        return _left(progress, "rolled_back", seen.now, seen.problem)
     worse = seen.verdict.worse
     if worse is not None and state in JUDGED:
         return _left(progress, "rolled_back", seen.now, reading_text(worse))
@@ -146,6 +149,12 @@ def commanded(plan: Plan, progress: Progress, command: Command, now: float, *, i
     if command == "promote":
         return _next(plan, progress, now, why, is_approved=True)
     return _finished(progress, now, why)
+
+
+def held(progress: Progress, now: float, why: str) -> Progress:
+    """The progress when the change that is due is refused from outside: it pauses, and resume tries again. One that
+    begins by itself stays pending, and start tries again."""
+    return progress if progress.is_paused else _paused(progress, now, why)
 
 
 def withdrawn(progress: Progress, now: float, why: str) -> Progress:

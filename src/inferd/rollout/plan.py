@@ -82,6 +82,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_deaths: int = 3  # so many deaths of the new version's workers withdraw it
     starts_itself: bool = False
     unit: str = "auto"
+    registered_stable: str = ""  # the version in the registry, NAME@NUMBER; empty: it is not from there
+    registered_new: str = ""
 
     @property
     def name(self) -> str:

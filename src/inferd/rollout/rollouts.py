@@ -20,7 +20,7 @@ import msgspec
 from inferd import clock
 from inferd.compare.golden import GoldenItem
 from inferd.config import Config
-from inferd.config.versions import rollout_warnings
+from inferd.config.versions import rollout_warnings, versions_of
 from inferd.errors import InferdError, InvalidRequest, StateUnavailable
 from inferd.events import (
     Assigned,
@@ -38,7 +38,7 @@ from inferd.rollout import ledger
 from inferd.rollout.evidence import added
 from inferd.rollout.golden import Ask, GoldenReport, Questions
 from inferd.rollout.judge import Reading, Verdict, judge, reading_text
-from inferd.rollout.ledger import Change, Exchanged, Local, Stored
+from inferd.rollout.ledger import Change, Exchanged, Local, NoStages, Stages, Stored
 from inferd.rollout.machine import ACTIVE, JUDGED, Command, Progress, commanded
 from inferd.rollout.plan import GuardKind, Plan, plan_of
 from inferd.rollout.split import Split, split_of
@@ -150,6 +150,7 @@ class Rollouts:
         record: Record,
         ask: Ask,
         now: Callable[[], float] = clock.wall,
+        stages: Stages = NoStages(),
     ) -> None:
         self._state = state
         self._presence = presence
@@ -160,6 +161,7 @@ class Rollouts:
         self._adopt = adopt
         self._record = record
         self._ask = ask
+        self._stages = stages
         self._golden: Mapping[str, Sequence[GoldenItem]] = {}
         self._now = now
         self._config = Config()
@@ -172,14 +174,24 @@ class Rollouts:
 
     # -- what is wanted ------------------------------------------------------------------------
 
-    def configure(self, config: Config, golden: Mapping[str, Sequence[GoldenItem]] = {}) -> None:
-        """Follow the plans of another configuration. ``golden``: the golden sets that its guards name."""
+    def configure(
+        self,
+        config: Config,
+        golden: Mapping[str, Sequence[GoldenItem]] = {},
+        registered: Mapping[str, str] = {},
+    ) -> None:
+        """Follow the plans of another configuration. ``golden``: the golden sets that its guards name; ``registered``:
+        versions of the registry, by the names of their entries."""
         self._config = config
         if golden != self._golden:
             self._golden = golden
             for here in self._here.values():
                 here.questions = None
-        plans = {plan.name: plan for name, model in config.models.items() if (plan := plan_of(name, model)) is not None}
+        plans = {
+            plan.name: _registered(plan, config, registered)
+            for name, model in config.models.items()
+            if (plan := plan_of(name, model)) is not None
+        }
         for name in self._here.keys() - plans.keys():
             plan = self._here.pop(name).plan
             self._gone.append(plan)
@@ -300,7 +312,12 @@ class Rollouts:
             here = list(self._here.values())
             taken = [self._local(one) for one in here]
             job = functools.partial(
-                ledger.exchange, presence=self._presence, rollouts=taken, before=self._known, now=self._now
+                ledger.exchange,
+                presence=self._presence,
+                rollouts=taken,
+                before=self._known,
+                now=self._now,
+                stages=self._stages,
             )
             try:
                 found = await self._state.call(job)
@@ -328,7 +345,9 @@ class Rollouts:
             return
         gone, why = self._gone, "the configuration does not have it any more"
         now = self._now()
-        changes = await self._state.call(lambda database: ledger.withdraw(database, self._presence, gone, now, why))
+        changes = await self._state.call(
+            lambda database: ledger.withdraw(database, self._presence, gone, now, why, self._stages)
+        )
         self._gone = [plan for plan in self._gone if plan not in gone]
         for name, change in changes:
             await self._record(name, change)
@@ -476,7 +495,9 @@ class Rollouts:
             return commanded(plan, stored.progress, command, self._now(), is_ready=stored.is_ready, why=why)
 
         now = self._now()
-        await self._state.call(lambda database: ledger.command(database, self._presence, plan, decide, now, actor))
+        await self._state.call(
+            lambda database: ledger.command(database, self._presence, plan, decide, now, actor, self._stages)
+        )
         await self.look()
         return await self.report(model)
 
@@ -551,6 +572,16 @@ class Rollouts:
                 code="no_rollout",
             )
         return plan
+
+
+def _registered(plan: Plan, config: Config, registered: Mapping[str, str]) -> Plan:
+    """The plan with the versions of the registry that it is about."""
+    entries = versions_of(config.models, plan.model)
+    return msgspec.structs.replace(
+        plan,
+        registered_stable=registered.get(entries[plan.stable], ""),
+        registered_new=registered.get(entries[plan.new], ""),
+    )
 
 
 def _is_worse(here: _Here, stored: Stored) -> bool:

@@ -10,6 +10,8 @@ from tests.artefacts.signers import key, private_pem, public_pem
 from tests.cli.registry.test_registry_versions import done, model
 
 from inferd.cli.main import main
+from inferd.config import load_config
+from inferd.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -116,13 +118,10 @@ def test_what_cannot_be_verified_is_named(
     assert part in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_signature_of_all_versions_names_its_signer_and_no_digest(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_signature_of_all_versions_names_its_signer_and_no_digest(folder: Path) -> None:
     file = folder / "inferd.yaml"
     file.write_text(f"registry: {{verify: {{digest: 'sha256:{'0' * 64}'}}}}\nmodels: {{}}\n")
-    assert main(["check", str(file)]) != 0
-    shown = capsys.readouterr()
-    said = shown.out + shown.err
-    assert "registry.verify.digest: each version has its own" in said
-    assert "registry.verify.signature: missing" in said
+    with pytest.raises(ConfigError) as refused:
+        load_config(file, {}, {})
+    assert "registry.verify.digest: each version has its own" in refused.value.message
+    assert "registry.verify.signature: missing" in refused.value.message

@@ -18,6 +18,7 @@ COMMANDS = {
     "validate": "registry.moves:validate",
     "approve": "registry.moves:approve",
     "canary": "registry.moves:canary",
+    "withdraw": "registry.moves:withdraw",
     "promote": "registry.moves:promote",
     "archive": "registry.moves:archive",
     "reject": "registry.moves:reject",

@@ -84,6 +84,20 @@ def canary(version: str, reason: str, override: str, file: Path | None, as_json:
     _move("canary", version, file, as_json, reason=reason, override=override)
 
 
+@click.command("withdraw")
+@_version
+@_reason
+@common
+def withdraw(version: str, reason: str, file: Path | None, as_json: bool) -> None:
+    """Record that a canary serves no requests any more; it stays approved.
+
+    \b
+    Example:
+      inferd registry withdraw churn@3 --reason "slower than version 2"
+    """
+    _move("withdraw", version, file, as_json, reason=reason)
+
+
 @click.command("promote")
 @_version
 @_reason

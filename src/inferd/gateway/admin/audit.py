@@ -45,7 +45,7 @@ ACTIONS: Final = {
     ("POST", "/admin/rollouts/{model}/bad"): "rollout_report",
     **{
         ("POST", f"/admin/registry/{{model}}/versions/{{version}}/{action}"): f"registry_{action}"
-        for action in ("validate", "approve", "canary", "promote", "archive", "reject")
+        for action in ("validate", "approve", "canary", "withdraw", "promote", "archive", "reject")
     },
     ("POST", "/admin/registry/{model}/versions/{version}/evidence"): "registry_attach",
     ("POST", "/admin/drift/{model}/reset"): "drift_reset",
