@@ -24,7 +24,7 @@ from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, Ser
 from inferd.gateway.server import create_app
 from inferd.gateway.upstream import ModelState
 from inferd.http.listener import HttpServer
-from inferd.lifecycle.actions import Changed, RegistryActions
+from inferd.lifecycle.actions import Changed, NewFiles, RegistryActions
 from inferd.lifecycle.contract_diff import Contract
 from inferd.lifecycle.registry import Attachable, Entry, Version
 from inferd.lifecycle.stages import Action, Record
@@ -487,6 +487,15 @@ class FakeVersions(RegistryActions):
         summary: str,
         actor: str,
     ) -> Changed:
+        return Changed(version=self._version, line=1, hash="0" * 64)
+
+    async def register(self, name: str, asked: NewFiles, *, actor: str) -> Changed:
+        return Changed(version=self._version, line=1, hash="0" * 64)
+
+    async def verify(self, name: str, ref: str, *, actor: str) -> Changed:
+        return Changed(version=self._version, line=1, hash="0" * 64)
+
+    async def alias(self, name: str, alias: str, ref: str | None, *, actor: str) -> Changed:
         return Changed(version=self._version, line=1, hash="0" * 64)
 
 

@@ -19,6 +19,7 @@ from inferd.config.rules import problems_between
 from inferd.config.server import CacheConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
 from inferd.config.tracing import TracingConfig
 from inferd.config.tree import Problem, check, dotted
+from inferd.config.versioning import RegistryConfig
 from inferd.config.versions import expand_versions
 from inferd.config.yaml_file import read_yaml
 from inferd.errors import ConfigError
@@ -143,6 +144,7 @@ def _sound(tree: _Tree) -> Config:
         ("tracing", TracingConfig),
         ("metrics", MetricsConfig),
         ("payloads", PayloadsConfig),
+        ("registry", RegistryConfig),
     ):
         with contextlib.suppress(msgspec.ValidationError):
             found[name] = msgspec.convert(tree.get(name, {}), kind)

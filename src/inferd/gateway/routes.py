@@ -90,7 +90,7 @@ from inferd.gateway.route import Endpoint, Route
 from inferd.gateway.tgi.routes import ROUTES as TGI_ROUTES
 from inferd.gateway.windows.endpoint import stream
 from inferd.gateway.windows.options import WindowOptions
-from inferd.lifecycle.actions import Changed
+from inferd.lifecycle.actions import Changed, NewFiles
 from inferd.lifecycle.registry import Version
 from inferd.lifecycle.stages import Action
 from inferd.observe.payloads.texts import JsonAnswers, Texts
@@ -648,6 +648,27 @@ def _registry() -> tuple[Route, ...]:
             query=registry.HistoryQuery,
         ),
         _admin("GET", version, registry.get_version, "A version.", Version, 404),
+        _admin(
+            *("POST", base + "/{model}/versions", registry.register, "Register files of the server's machine."),
+            Changed,
+            *refusals,
+            request=NewFiles,
+        ),
+        _admin(
+            *("POST", f"{version}/verify", registry.verify, "Read a version's files, and record what was found."),
+            *(Changed, 400, 404),
+            needs_body=False,
+        ),
+        _admin(
+            *("POST", base + "/{model}/aliases/{alias}", registry.set_alias, "Point an alias at a version."),
+            Changed,
+            *refusals,
+            request=registry.AliasCommand,
+        ),
+        _admin(
+            *("DELETE", base + "/{model}/aliases/{alias}", registry.remove_alias, "Remove an alias."),
+            *(Changed, 400, 404),
+        ),
         *[
             _admin(
                 *("POST", f"{version}/{action}", registry.moving(action), summary, Changed, *refusals),

@@ -5,6 +5,7 @@ Knows files, digests and signatures. Whether a version needs a signature is the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,7 +16,8 @@ from inferd.artefacts.policy import verify
 from inferd.config import ModelConfig
 from inferd.config.versioning import VerifyConfig
 from inferd.errors import ModelLoadError
-from inferd.lifecycle.registry import Finding
+from inferd.lifecycle.contract_diff import contract_of, read_contract
+from inferd.lifecycle.registry import Finding, NewVersion, check_name
 from inferd.registry.verified import policy_of
 
 MAX_SUMMARY: Final = 300
@@ -68,6 +70,44 @@ def read_files(
     report = {"source": source, "digest": digest, "evidence": verified.evidence}
     summary = verified.evidence.removeprefix(f"digest {digest} and ")
     return Read((found, Finding(kind="signature", passed=True, summary=summary[:MAX_SUMMARY], report=report)))
+
+
+class Described(NamedTuple):
+    """What is registered, and what reading its files has shown."""
+
+    new: NewVersion
+    read: Read
+
+
+def described(
+    name: str,
+    path: Path,
+    settings: VerifyConfig | None,
+    *,
+    contract: bytes | None = None,
+    allow_pickle: bool = False,
+    description: str = "",
+    tags: Mapping[str, str] = {},
+    run_id: str = "",
+    progress: Progress = silent,
+) -> Described:
+    """A file or folder as the next version of a model. ``contract``: KServe v2's metadata of the model, instead of what
+    the file says. Raises InvalidRequest, and ModelLoadError for files that are no model or cannot be read."""
+    check_name(name)
+    found = contract_of(path, allow_pickle=allow_pickle)
+    manifest = manifest_of(path, progress=progress)
+    new = NewVersion(
+        name=name,
+        source=str(path),
+        digest=manifest.tree_digest,
+        num_bytes=manifest.num_bytes,
+        num_files=len(manifest.files),
+        contract=found if contract is None else read_contract(contract),
+        description=description,
+        tags=dict(tags),
+        run_id=run_id,
+    )
+    return Described(new, read_files(new.source, new.digest, settings, progress, manifest))
 
 
 def _printable(text: str) -> str:

@@ -153,6 +153,14 @@ def register(database: Database, new: NewVersion, *, actor: str, now: float) -> 
     return version
 
 
+def register_verified(
+    database: Database, new: NewVersion, findings: Iterable[Finding], *, actor: str, now: float, policy: Policy
+) -> Version:
+    """Store a new version with what reading its files has shown. Raises InvalidRequest."""
+    version = register(database, new, actor=actor, now=now)
+    return verify(database, new.name, version.version, findings, actor=actor, now=now, policy=policy)
+
+
 def attach_evidence(
     database: Database,
     name: str,

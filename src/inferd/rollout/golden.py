@@ -32,6 +32,7 @@ MAX_FAILURES: Final = 20
 MAX_REASON: Final = 300
 """Characters of a reason that is reported."""
 
+_random = random.Random()
 _DROPPED: Final = frozenset((0, 404, 405, 429, 499, 503, 504))
 """Statuses that say nothing of the version's answer: it had other work or no worker, there is no such route, it took
 too long. 0: there was no answer in time."""
@@ -80,16 +81,15 @@ class Questions:
         self._items = items
         self._guard = guard
         self._ask = ask
-        self._random = random.Random()
         self.report = GoldenReport(questions=len(items))
 
     def is_new(self) -> bool:
         """Whether the next question is the new version's, drawn by the guard's share."""
-        return self._random.random() < self._guard.share
+        return _random.random() < self._guard.share
 
     async def ask(self, entry: str, *, is_new: bool) -> Answered:
         """Ask the version ``entry`` a question that is drawn from the set."""
-        item = self._random.choice(self._items)
+        item = _random.choice(self._items)
         found = await self._answer(item, entry)
         if is_new:
             self._note(item, found)

@@ -9,7 +9,7 @@ import pytest
 from tests.gateway.admin.test_admin_api import KEYS, ask
 from tests.gateway.fakes import FakeControl, FakeDoor, FakeRouter, Running, running
 
-from inferd import clock
+from inferd import clock, models
 from inferd.app.audit import AuditTrail
 from inferd.config.versioning import RegistryConfig
 from inferd.lifecycle import registry
@@ -127,3 +127,58 @@ def test_the_audit_log_has_the_head_of_the_history_after_each_action(tmp_path: P
         ("registry_attach", "tiny/versions/1", "begun", ""),
         ("registry_attach", "tiny/versions/1", "done", f"registry line 1:{'0' * 64}"),
     ]
+
+
+def test_files_are_registered_verified_and_named_over_http(server: Running, tmp_path: Path) -> None:
+    file = tmp_path / "digits.onnx"
+    file.write_bytes((models.path("demo-digits") / "model.onnx").read_bytes())
+    asked = {"source": str(file), "tags": {"auc": "0.9"}, "run_id": "5d1e"}
+    made = ask(server, "POST", "registry/team/digits/versions", json=asked)
+    assert made.status_code == 200, made.text
+    version = made.json()["version"]
+    assert (version["version"], version["record"]["stage"]) == (1, "verified")
+    assert (version["tags"], version["run_id"], version["record"]["registrant"]) == ({"auc": "0.9"}, "5d1e", "key:boss")
+    assert [one["name"] for one in version["contract"]["inputs"]] == ["pixels"]
+    assert ask(server, "POST", "registry/team/digits/versions", json=asked).json()["error"]["param"] == "digest"
+    named = ask(server, "POST", "registry/team/digits/aliases/champion", json={"version": 1}).json()["version"]
+    assert named["aliases"] == ["champion"]
+    assert ask(server, "GET", "registry/team/digits/versions/champion").json()["version"] == 1
+    assert ask(server, "DELETE", "registry/team/digits/aliases/champion").json()["version"]["aliases"] == []
+    assert ask(server, "DELETE", "registry/team/digits/aliases/champion").status_code == 404
+    assert ask(server, "POST", "registry/team/digits/versions/1/verify").status_code == 200
+    file.write_bytes(file.read_bytes() + b"\0")
+    found = ask(server, "POST", "registry/team/digits/versions/1/verify").json()["version"]["record"]["evidence"]
+    assert [(one["kind"], one["passed"]) for one in found] == [("digest", False)]
+    file.unlink()
+    assert ask(server, "POST", "registry/team/digits/versions/1/verify").status_code == 400
+    lines = ask(server, "GET", "registry/team/digits/history").json()["data"]
+    assert [one["action"] for one in lines] == ["attach", "attach", "unalias", "alias", "verify", "attach", "register"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "part"),
+    [
+        ("churn/versions", {"source": "digits.onnx"}, 400, "source must be an absolute path"),
+        ("churn/versions", {"source": "/nowhere/digits.onnx"}, 400, "/nowhere/digits.onnx"),
+        ("churn/versions", {"path": "/x"}, 400, "path"),
+        ("a b/versions", {"source": "/nowhere"}, 400, "cannot name a model"),
+        ("churn/aliases/production", {"version": 1}, 400, "cannot be an alias"),
+        ("churn/aliases/champion", {"version": 9}, 404, "no version, alias or stage '9'"),
+        ("churn/aliases/champion", {"version": "1"}, 400, "version"),
+        ("churn/versions/9/verify", {}, 404, "no version, alias or stage '9'"),
+    ],
+)
+def test_what_cannot_be_registered_or_named_is_refused_with_its_field(
+    server: Running, path: str, body: dict[str, object], status: int, part: str
+) -> None:
+    refused = ask(server, "POST", f"registry/{path}", json=body)
+    assert (refused.status_code, part in refused.text) == (status, True), refused.text
+    assert len(ask(server, "GET", "registry/churn").json()["data"]) == 2
+
+
+def test_a_key_of_some_models_registers_and_names_no_others(server: Running) -> None:
+    for path in ("churn/versions", "churn/aliases/champion", "churn/versions/1/verify"):
+        body = {"source": "/x"} if path.endswith("versions") else {"version": 1}
+        assert ask(server, "POST", f"registry/{path}", "narrow", json=body).status_code == 404, path
+        assert ask(server, "POST", f"registry/{path}", "user", json=body).status_code in (401, 403), path
+    assert ask(server, "DELETE", "registry/churn/aliases/champion", "narrow").status_code == 404

@@ -18,9 +18,8 @@ from inferd.cli.registry.opened import actor, common, head_text, print_json, spl
 from inferd.cli.registry.progress import reading
 from inferd.lifecycle import registry
 from inferd.lifecycle.actions import policy_of
-from inferd.lifecycle.contract_diff import Contract, contract_of, read_contract
-from inferd.lifecycle.files import read_files
-from inferd.lifecycle.registry import NewVersion, Version
+from inferd.lifecycle.files import described
+from inferd.lifecycle.registry import Version
 from inferd.state.audit import AuditEntry, AuditLog
 from inferd.state.folder import data_folder
 from inferd.types import TensorSpec
@@ -65,42 +64,26 @@ def register(
       inferd registry register churn ./churn.onnx --tag auc=0.91
       inferd registry register churn /models/churn/7 --run-id 5d1e0c
     """
-    from inferd.artefacts.manifest import manifest_of
-
     registry.check_name(name)
     path = source.expanduser().absolute()
-    contract = _contract(path, contract_file, allow_pickle)
-    with reading(f"Hashing {path.name}") as progress:
-        manifest = manifest_of(path, progress=progress)
-    new = NewVersion(
-        name=name,
-        source=str(path),
-        digest=manifest.tree_digest,
-        num_bytes=manifest.num_bytes,
-        num_files=len(manifest.files),
-        contract=contract,
-        description=description,
-        tags=_tags(tags),
-        run_id=run_id,
-    )
     with opened_database(file) as (database, config), recorded(config, "registry_register", name) as outcome:
-        with reading(f"Verifying {path.name}") as progress:
-            read = read_files(new.source, new.digest, config.registry.verify, progress, manifest)
-        now = clock.wall()
-        version = registry.register(database, new, actor=actor(), now=now)
-        version = registry.verify(
-            database, name, version.version, read.findings, actor=actor(), now=now, policy=policy_of(config.registry)
+        with reading(f"Reading {path.name}") as progress:
+            new, read = described(
+                *(name, path, config.registry.verify),
+                contract=None if contract_file is None else contract_file.read_bytes(),
+                allow_pickle=allow_pickle,
+                description=description,
+                tags=_tags(tags),
+                run_id=run_id,
+                progress=progress,
+            )
+        version = registry.register_verified(
+            database, new, read.findings, actor=actor(), now=clock.wall(), policy=policy_of(config.registry)
         )
         outcome.detail = head_text(database)
     tell(version, as_json)
     if not as_json and not (read.is_whole and not read.warning):
         terminal.warn(read.words)
-
-
-def _contract(path: Path, given: Path | None, allow_pickle: bool) -> Contract:
-    """Raises InvalidRequest, and ModelLoadError for files that are no model."""
-    found = contract_of(path, allow_pickle=allow_pickle)
-    return found if given is None else read_contract(given.read_bytes())
 
 
 def _tags(words: Iterable[str]) -> dict[str, str]:

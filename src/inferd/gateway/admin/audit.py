@@ -47,7 +47,11 @@ ACTIONS: Final = {
         ("POST", f"/admin/registry/{{model}}/versions/{{version}}/{action}"): f"registry_{action}"
         for action in ("validate", "approve", "canary", "withdraw", "promote", "archive", "reject")
     },
+    ("POST", "/admin/registry/{model}/versions"): "registry_register",
+    ("POST", "/admin/registry/{model}/versions/{version}/verify"): "registry_verify",
     ("POST", "/admin/registry/{model}/versions/{version}/evidence"): "registry_attach",
+    ("POST", "/admin/registry/{model}/aliases/{alias}"): "registry_alias",
+    ("DELETE", "/admin/registry/{model}/aliases/{alias}"): "registry_unalias",
     ("POST", "/admin/drift/{model}/reset"): "drift_reset",
     ("POST", "/admin/keys"): "create_key",
     ("DELETE", "/admin/keys/{id}"): "revoke_key",

@@ -3,12 +3,13 @@ scope admin, and a key that is limited to models sees and changes these alone.""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
 
-from inferd.errors import ModelNotFound
+from inferd.errors import ModelLoadError, ModelNotFound
 from inferd.gateway.admin.audit import actor_of, query_number
 from inferd.gateway.admin.endpoints import control_of
 from inferd.gateway.body.decode import decode_body
@@ -17,6 +18,7 @@ from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.writer import encode
 from inferd.gateway.route import Endpoint
+from inferd.lifecycle.actions import Changed, NewFiles
 from inferd.lifecycle.registry import MAX_ENTRIES, MAX_REPORT_BYTES, Attachable, Entry, Version
 from inferd.lifecycle.stages import Action
 
@@ -58,6 +60,14 @@ class EvidenceReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     summary: str = ""  # one sentence for listings
 
 
+class AliasCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/registry/{model}/aliases/{alias}"""
+
+    version: int
+
+
+_files_decoder: Final = msgspec.json.Decoder(NewFiles)
+_alias_decoder: Final = msgspec.json.Decoder(AliasCommand)
 _move_decoder: Final = msgspec.json.Decoder(MoveCommand)
 _evidence_decoder: Final = msgspec.json.Decoder(EvidenceReport)
 
@@ -131,9 +141,53 @@ async def attach(context: Context, call: Call, rest: str) -> Response:
     return Response(200, encode(changed))
 
 
-def _split(call: Call, rest: str) -> tuple[str, str]:
-    """The model and the version of a path. Raises ModelNotFound for a model that the key may not use."""
-    name, _, ref = rest.rpartition("/versions/")
+async def register(context: Context, call: Call, name: str) -> Response:
+    """POST /admin/registry/{model}/versions: files of the server's machine. Raises InvalidRequest, ModelNotFound,
+    StateUnavailable, Unavailable."""
+    _check_use(call, name)
+    require_json(call)
+    body = await read_body(call, MAX_BODY_BYTES, context.body_timeout_s)
+    given = await decode_body(body, _files_decoder)
+    return Response(
+        200, encode(await _reading(control_of(context).versions.register(name, given, actor=actor_of(call))))
+    )
+
+
+async def verify(context: Context, call: Call, rest: str) -> Response:
+    """POST /admin/registry/{model}/versions/{version}/verify. Raises ModelNotFound, InvalidRequest, StateUnavailable,
+    Unavailable."""
+    name, ref = _split(call, rest)
+    return Response(200, encode(await _reading(control_of(context).versions.verify(name, ref, actor=actor_of(call)))))
+
+
+async def set_alias(context: Context, call: Call, rest: str) -> Response:
+    """POST /admin/registry/{model}/aliases/{alias}. Raises ModelNotFound, InvalidRequest, StateUnavailable,
+    Unavailable."""
+    name, alias = _split(call, rest, "/aliases/")
+    require_json(call)
+    body = await read_body(call, MAX_BODY_BYTES, context.body_timeout_s)
+    given = await decode_body(body, _alias_decoder)
+    changed = await control_of(context).versions.alias(name, alias, str(given.version), actor=actor_of(call))
+    return Response(200, encode(changed))
+
+
+async def remove_alias(context: Context, call: Call, rest: str) -> Response:
+    """DELETE /admin/registry/{model}/aliases/{alias}. Raises ModelNotFound, StateUnavailable, Unavailable."""
+    name, alias = _split(call, rest, "/aliases/")
+    return Response(200, encode(await control_of(context).versions.alias(name, alias, None, actor=actor_of(call))))
+
+
+async def _reading(changing: Awaitable[Changed]) -> Changed:
+    """What became of a version whose files are read. Files that cannot be read are the request's fault."""
+    try:
+        return await changing
+    except ModelLoadError as error:
+        raise invalid("source", error.message) from None
+
+
+def _split(call: Call, rest: str, between: str = "/versions/") -> tuple[str, str]:
+    """The model and the version, or the alias, of a path. Raises ModelNotFound for a model that the key may not use."""
+    name, _, ref = rest.rpartition(between)
     _check_use(call, name)
     return name, ref
 
