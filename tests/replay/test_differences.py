@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferd.compare.answers import Tolerance
 from inferd.replay.answers import read_answer
 from inferd.replay.difference import difference_of, tensor_difference, text_difference, ulps_between
 
@@ -102,3 +103,39 @@ def test_a_difference_that_has_no_own_part_is_still_one() -> None:
     found = difference_of(scored(-0.5), scored(-0.6))
     assert not found.is_equal
     assert "log-probabilities" in found.other
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "tolerance", "beyond"),
+    [
+        ([1.0, 2.0], [1.0001, 2.0], Tolerance(relative=1e-3, absolute=0.0), 0),
+        ([1.0, 2.0], [1.1, 2.0], Tolerance(relative=1e-3, absolute=0.0), 1),
+        ([0.0, 2.0], [1e-7, 2.0], Tolerance(relative=1e-3, absolute=0.0), 1),
+        ([0.0, 2.0], [1e-7, 2.0], Tolerance(relative=0.0, absolute=1e-6), 0),
+        ([float("inf"), 1.0], [float("inf"), 1.5], Tolerance(relative=1.0, absolute=0.0), 0),
+        ([1.0], [float("nan")], Tolerance(relative=1.0, absolute=9.0), 1),
+        ([float("nan"), 1.0], [float("nan"), 1.1], Tolerance(relative=0.5, absolute=0.0), 0),
+        ([1.0], [float("inf")], Tolerance(relative=1.0, absolute=9.0), 1),
+    ],
+)
+def test_values_outside_of_a_tolerance_are_counted_as_numpy_has_it(
+    before: list[float], after: list[float], tolerance: Tolerance, beyond: int
+) -> None:
+    one, other = np.array(before), np.array(after)
+    found = tensor_difference("y", one, other, tolerance)
+    assert found is not None
+    assert found.number_beyond == beyond
+    near = np.isclose(other, one, rtol=tolerance.relative, atol=tolerance.absolute, equal_nan=True)
+    assert beyond == int((~near).sum())
+
+
+def test_whole_numbers_words_and_labels_have_no_tolerance() -> None:
+    wide = Tolerance(relative=1.0, absolute=100.0)
+    whole = tensor_difference("y", np.array([1, 2]), np.array([1, 3]), wide)
+    words = tensor_difference("y", np.array([b"a"], object), np.array([b"b"], object), wide)
+    assert whole is not None
+    assert words is not None
+    assert (whole.number_beyond, words.number_beyond) == (1, 1)
+    assert not difference_of(answer(output(0.9, 0.1)), answer(output(0.4, 0.6)), wide).is_within, "another class"
+    assert difference_of(answer(output(0.9, 0.1)), answer(output(0.8, 0.2)), wide).is_within
+    assert not difference_of(answer(output(0.9, 0.1)), answer(output(0.8, 0.2))).is_within

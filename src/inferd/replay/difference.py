@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inferd.compare.answers import EXACT, Tolerance
 from inferd.predict.contract import Array
 from inferd.replay.answers import Answer
 from inferd.replay.edit_distance import common_ends, edit_distance
@@ -35,6 +36,7 @@ class TensorDifference(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""  # why they cannot be compared by value: other shapes or datatypes; else empty
     number: int = 0  # of values
     number_different: int = 0
+    number_beyond: int = 0  # of those that differ: values outside of the tolerance
     max_abs: float = 0.0
     max_rel: float = 0.0  # of the absolute difference over the larger size of both values
     ulps: tuple[float, float, float, float] | None = None  # 50 %, 90 %, 99 % and 100 % quantile; None: no floats
@@ -58,8 +60,17 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     finish: tuple[str, str] | None = None  # reasons for the end, where they differ
     other: str = ""  # a difference that is none of these
 
+    @property
+    def is_within(self) -> bool:
+        """Whether the answers are equal but for numbers within the tolerance."""
+        if self.is_equal:
+            return True
+        if self.texts or self.flips or self.finish is not None or self.other:
+            return False
+        return not any(one.problem or one.number_beyond for one in self.tensors)
 
-def difference_of(before: Answer, after: Answer) -> Difference:
+
+def difference_of(before: Answer, after: Answer, tolerance: Tolerance = EXACT) -> Difference:
     """Compare two answers without errors, or two errors."""
     labels = list(zip(before.labels, after.labels, strict=False))
     if before.exact == after.exact and before.status == after.status:
@@ -72,7 +83,7 @@ def difference_of(before: Answer, after: Answer) -> Difference:
     tensors = tuple(
         found
         for name in dict.fromkeys((*before.tensors, *after.tensors))
-        if (found := tensor_difference(name, before.tensors.get(name), after.tensors.get(name))) is not None
+        if (found := tensor_difference(name, before.tensors.get(name), after.tensors.get(name), tolerance)) is not None
     )
     flips = tuple(Flip(one, other) for one, other in labels if one != other)
     finish = (", ".join(before.finish), ", ".join(after.finish)) if before.finish != after.finish else None
@@ -103,8 +114,10 @@ def text_difference(place: str, before: str, after: str) -> TextDifference:
     )
 
 
-def tensor_difference(name: str, before: Array | None, after: Array | None) -> TensorDifference | None:
-    """None: they are equal to the bit."""
+def tensor_difference(
+    name: str, before: Array | None, after: Array | None, tolerance: Tolerance = EXACT
+) -> TensorDifference | None:
+    """None: they are equal to the bit. Words and whole numbers have no tolerance."""
     if before is None or after is None:
         return TensorDifference(name=name, problem="only one of the answers has it")
     if before.shape != after.shape or before.dtype != after.dtype:
@@ -113,7 +126,9 @@ def tensor_difference(name: str, before: Array | None, after: Array | None) -> T
         )
     if before.dtype == object:
         number = sum(one != other for one, other in zip(before.ravel(), after.ravel(), strict=True))
-        return TensorDifference(name=name, number=before.size, number_different=number) if number else None
+        if not number:
+            return None
+        return TensorDifference(name=name, number=before.size, number_different=number, number_beyond=number)
     if before.tobytes() == after.tobytes():
         return None
     one, other = before.astype(np.float64).ravel(), after.astype(np.float64).ravel()
@@ -121,11 +136,14 @@ def tensor_difference(name: str, before: Array | None, after: Array | None) -> T
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         sizes = np.abs(one - other)
         relative = sizes / np.maximum(np.abs(one), np.abs(other))
+        within = sizes <= tolerance.absolute + tolerance.relative * np.abs(one)
     is_float = before.dtype.kind == "f"
+    beyond = different & ~within if is_float else different
     return TensorDifference(
         name=name,
         number=before.size,
         number_different=int(different.sum()),
+        number_beyond=int(beyond.sum()),
         max_abs=_largest(sizes[different]),
         max_rel=_largest(relative[different]),
         ulps=_quantiles(ulps_between(before.ravel(), after.ravel())) if is_float else None,

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from inferd import clock
+from inferd.compare.answers import EXACT, Tolerance
 from inferd.replay.answers import Answer, read_answer
 from inferd.replay.difference import Difference, difference_of
 from inferd.replay.records import Recorded
@@ -50,6 +51,11 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         return self.difference is not None and self.difference.is_equal
 
     @property
+    def is_within(self) -> bool:
+        """Whether both answers are equal but for numbers within the tolerance."""
+        return self.difference is not None and self.difference.is_within
+
+    @property
     def is_broken(self) -> bool:
         """Whether the answer should have been equal to the bit and was not."""
         if not self.is_same_version or self.is_random or self.is_batched:
@@ -63,6 +69,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None  # instead of the recorded one, such as digits@2
     concurrency: int = 4
     rate: float | None = None  # requests per second at most; None: as fast as the answers come
+    tolerance: Tolerance = EXACT  # of numbers
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -125,7 +132,7 @@ async def replay(
                 known = outcome.fingerprints.setdefault(name, [now.fingerprint])
                 if record.fingerprint not in known[1:]:
                     known.append(record.fingerprint)
-                pair = await _ask(server, record, target.model, now)
+                pair = await _ask(server, record, target, now)
             except ServerGone as gone:
                 outcome.stopped = str(gone)
                 return
@@ -140,7 +147,7 @@ async def replay(
                 group.create_task(client())
         for index, record, now in again:
             if not outcome.stopped:
-                alone = await _ask(server, record, target.model, now)
+                alone = await _ask(server, record, target, now)
                 if alone.is_equal:
                     outcome.pairs[index] = alone
     except* asyncio.CancelledError:
@@ -153,24 +160,31 @@ async def replay(
     return outcome
 
 
-async def _ask(server: AskedServer, record: Recorded, model: str | None, now: ServedModel) -> Pair:
-    path, body = question(record, model)
+async def _ask(server: AskedServer, record: Recorded, target: Target, now: ServedModel) -> Pair:
+    path, body = question(record, target.model)
     before = read_answer(record.route, record.status, record.answer, is_stream=record.is_stream)
     try:
         reply = await server.ask("POST", path, body, {"content-type": "application/json", **record.headers, **_HEADERS})
     except TimeoutError:
-        return _pair(record, now, before, None, None)
+        return _pair(record, now, before, None, None, target.tolerance)
     after = read_answer(record.route, reply.status, reply.body, is_stream=record.is_stream)
-    return _pair(record, now, before, after, reply)
+    return _pair(record, now, before, after, reply, target.tolerance)
 
 
-def _pair(record: Recorded, now: ServedModel, before: Answer, after: Answer | None, reply: Reply | None) -> Pair:
+def _pair(
+    record: Recorded,
+    now: ServedModel,
+    before: Answer,
+    after: Answer | None,
+    reply: Reply | None,
+    tolerance: Tolerance,
+) -> Pair:
     error = was_error = ""
     difference: Difference | None = None
     if after is None:
         error = "no complete answer within --timeout"
     elif bool(before.error) == bool(after.error):
-        difference = difference_of(before, after)
+        difference = difference_of(before, after, tolerance)
     elif after.error:
         error = after.error
     else:

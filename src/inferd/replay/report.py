@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from inferd.compare.answers import Tolerance
 from inferd.replay.difference import Difference, Flip, TensorDifference, TextDifference
 from inferd.replay.replay import Outcome, Pair
 from inferd.replay.statistics import mcnemar, quantile, upper_bound, wilcoxon, wilson
@@ -56,6 +57,7 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     number_values: int
     number_different: int  # values
+    number_beyond: int  # of these: outside of the tolerance
     max_abs: float
     max_rel: float
     ulps: Quantiles | None  # of the largest distance of each tensor, in units of the last place
@@ -135,6 +137,8 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     batched: int  # pairs of one version that differ, where an answer may depend on the batch
     broken: int  # pairs that should have been equal to the bit and are not
     equal: Share  # of the pairs that are not random
+    within: Share | None = None  # of these: equal but for numbers within the tolerance; None: none was given
+    tolerance: Tolerance | None = None
     failed: int  # requests that were answered before and failed now
     repaired: int  # the other way round
     texts: Texts
@@ -154,13 +158,22 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def different(self) -> int:
-        return self.equal.number - self.equal.count
+        """Compared answers that are not equal, to the bit or within the tolerance."""
+        found = self.equal if self.within is None else self.within
+        return found.number - found.count
 
 
 def report_of(
-    outcome: Outcome, *, made_at: str, source: str, against: str, version: str, skipped: Mapping[str, int]
+    outcome: Outcome,
+    *,
+    made_at: str,
+    source: str,
+    against: str,
+    version: str,
+    skipped: Mapping[str, int],
+    tolerance: Tolerance | None = None,
 ) -> ReplayReport:
-    """The numbers of an outcome."""
+    """The numbers of an outcome. ``tolerance``: by which the differences were found; None: exact."""
     pairs = outcome.pairs
     compared = [pair for pair in pairs if not pair.is_random and pair.difference is not None]
     differences = [pair.difference for pair in compared if pair.difference is not None]
@@ -189,6 +202,8 @@ def report_of(
         ),
         broken=sum(pair.is_broken for pair in pairs),
         equal=share(sum(one.is_equal for one in differences), len(differences)),
+        within=None if tolerance is None else share(sum(one.is_within for one in differences), len(differences)),
+        tolerance=tolerance,
         failed=sum(bool(pair.error) for pair in pairs),
         repaired=sum(bool(pair.was_error) for pair in pairs),
         texts=_texts(differences),
@@ -276,6 +291,7 @@ def _tensors(differences: Iterable[Difference]) -> list[Tensors]:
             number=len(found),
             number_values=sum(one.number for one in found),
             number_different=sum(one.number_different for one in found),
+            number_beyond=sum(one.number_beyond for one in found),
             max_abs=max(one.max_abs for one in found),
             max_rel=max(one.max_rel for one in found),
             ulps=quantiles_of([one.ulps[3] for one in found if one.ulps is not None]),

@@ -35,6 +35,12 @@ def verdict_of(report: ReplayReport) -> tuple[str, Mood]:
             f"{compared.count:,} of {compared.number:,} answers are equal to the bit "
             f"({100 * compared.low:.1f} to {100 * compared.high:.1f} % of all such requests, at 95 %)."
         )
+    if report.within is not None and report.tolerance is not None:
+        one = report.tolerance
+        parts.append(
+            f"{report.within.count:,} are equal within the tolerance (relative {one.relative:g}, absolute "
+            f"{one.absolute:g})."
+        )
     if report.labels is not None:
         parts.append(f"{report.labels.flips:,} of {report.labels.number:,} labels changed.")
     if report.random:

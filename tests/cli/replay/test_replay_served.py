@@ -144,6 +144,30 @@ def test_a_worse_version_is_found_to_differ(recorded: Recorded) -> None:
     assert "http://" not in text.replace(recorded.url, "")
 
 
+def test_numbers_are_equivalent_within_a_tolerance_and_labels_that_flip_are_not(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(recorded.folder / "registry"))
+    report = recorded.folder / "equivalence.json"
+    for number in (1, 2):
+        shown("registry", "register", "digits", str(recorded.folder / "digits" / str(number)))
+    words = ("replay", "--from", str(recorded.records), "--only", "digits@1", "--equivalence", "--relative", "1e-3")
+    asked = ("--model", "digits@2", "--against", recorded.url, "--attach", "digits@2", "--json", str(report))
+    assert "0 are equal within the tolerance" in shown(*words, *asked, code=1)
+    found = json.loads(report.read_text())
+    assert found["tolerance"] == {"relative": 1e-3, "absolute": 0.0}
+    assert found["within"]["count"] == 0
+    (scores,) = [one for one in found["tensors"] if one["name"] == "probabilities"]
+    assert 0 < scores["number_beyond"] <= scores["number_different"]
+    same = ("--model", "digits@1", "--against", recorded.url, "--attach", "digits@1")
+    assert f"{NUM_DIGITS} are equal within the tolerance" in shown(*words, *same)
+    evidence = json.loads(shown("registry", "list", "digits", "--json"))
+    kinds = [{one["kind"]: one["passed"] for one in version["record"]["evidence"]} for version in evidence]
+    assert kinds == [{"digest": True, "equivalence": True}, {"digest": True, "equivalence": False}]
+    nothing = ("--model", "digits@1", "--against", recorded.url, "--limit", "1", "--only", "no-such-model")
+    shown("replay", "--from", str(recorded.records), "--equivalence", *nothing, code=1)
+
+
 def test_a_golden_set_tells_the_better_version(recorded: Recorded) -> None:
     golden, report, page = (recorded.folder / name for name in ("golden.jsonl", "golden.json", "golden.html"))
     labels = datasets.load_digits().target

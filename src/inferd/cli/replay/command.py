@@ -25,6 +25,7 @@ from inferd.errors import InvalidRequest
 from inferd.worker.log_lines import neutral
 
 if TYPE_CHECKING:
+    from inferd.lifecycle.registry import Attachable
     from inferd.replay.records import Recorded
     from inferd.replay.report import ReplayReport
 
@@ -53,6 +54,25 @@ if TYPE_CHECKING:
     metavar="PART",
     help="Exit code 1 where a larger part of the answers differs.  [default: any part may]",
 )
+@click.option(
+    "--relative",
+    type=click.FloatRange(0, 1),
+    default=None,
+    metavar="PART",
+    help="Numbers within this part of the recorded ones are equal.  [default: equal to the bit]",
+)
+@click.option(
+    "--absolute",
+    type=click.FloatRange(min=0),
+    default=None,
+    metavar="NUMBER",
+    help="Numbers may differ by so much in addition.  [default: 0]",
+)
+@click.option(
+    "--equivalence",
+    is_flag=True,
+    help="Exit code 1 unless all answers are equal within the tolerance; --attach adds evidence of this kind.",
+)
 @asking_options
 def command(
     records: Path,
@@ -61,6 +81,9 @@ def command(
     only: str | None,
     limit: int | None,
     max_different: float | None,
+    relative: float | None,
+    absolute: float | None,
+    equivalence: bool,
     api_key: str | None,
     concurrency: int,
     rate: float | None,
@@ -82,10 +105,12 @@ def command(
       inferd replay --from asked.jsonl --against chat@2 --html report.html
       inferd replay --from asked.jsonl --against https://staging:8000 --rate 5
       inferd replay --from asked.jsonl --against chat@2 --attach chat@2
+      inferd replay --from asked.jsonl --against churn@2 --equivalence --relative 1e-4 --attach churn@2
 
     Exit code 1: an answer that should be equal is not, a request failed that was answered before, the replay did not
-    finish, or more answers differ than --max-different.
+    finish, or more answers differ than --max-different, which is 0 with --equivalence.
     """
+    from inferd.compare.answers import EXACT, Tolerance
     from inferd.replay.page import page
     from inferd.replay.records import read
     from inferd.replay.replay import Outcome, Pair, Target, replay
@@ -97,7 +122,10 @@ def command(
     source = None if str(records) == "-" else records
     skipped: dict[str, int] = {}
     server, named = asked_server(against, api_key, timeout, patience)
-    target = Target(model=model or named or None, concurrency=concurrency, rate=rate)
+    tolerance = None
+    if relative is not None or absolute is not None:
+        tolerance = Tolerance(relative=relative or 0.0, absolute=absolute or 0.0)
+    target = Target(model=model or named or None, concurrency=concurrency, rate=rate, tolerance=tolerance or EXACT)
 
     def chosen() -> Iterator[Recorded]:
         for record in read(source, skipped):
@@ -127,16 +155,23 @@ def command(
         against=server.name if target.model is None else f"{target.model} of {server.name}",
         version=__version__,
         skipped=skipped,
+        tolerance=tolerance,
     )
     _print(report)
     write_report(report, page(report), as_json, as_html)
+    if max_different is None and equivalence:
+        max_different = 0.0
     too_many = max_different is not None and report.different > max_different * max(1, report.equal.number)
     if too_many:
         click.echo(f"More than {max_different:.2%} of the answers differ.", err=True)
     sentence, mood = verdict_of(report)
     passed = not too_many and mood != "bad"
+    if equivalence and not report.equal.number:
+        click.echo("No answer could be compared, so nothing says that they are equivalent.", err=True)
+        passed = False
     if attach is not None:
-        attach_report(file, attach, "replay", figures_of(report), passed=passed, summary=sentence)
+        kind: Attachable = "equivalence" if equivalence else "replay"
+        attach_report(file, attach, kind, figures_of(report), passed=passed, summary=sentence)
     return 0 if passed else 1
 
 
@@ -181,6 +216,7 @@ def _print(report: ReplayReport) -> None:
         problems = "; ".join(tensor.problems)
         lines.append(
             f"{tensor.name}: {tensor.number_different:,} of {tensor.number_values:,} values differ"
+            f"{f', {tensor.number_beyond:,} beyond the tolerance' if report.tolerance else ''}"
             f"{sizes if tensor.max_abs else ''}{problems and '; '}{problems}"
         )
     if report.labels is not None:
