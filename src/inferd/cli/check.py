@@ -23,6 +23,7 @@ from inferd.config import Config, ModelConfig, RemoteConfig, stray_variables
 from inferd.config.units import bytes_text
 from inferd.config.versions import rollout_warnings
 from inferd.errors import ConfigError, InferdError
+from inferd.lifecycle.export import files_problem, is_document, problems_of, read_document
 from inferd.registry.source import defines_class, find, is_code, is_reference, is_remote
 from inferd.registry.triton import is_repository, read_repository
 from inferd.registry.verified import verified_models, verify_source
@@ -84,6 +85,8 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickle: bool) -> int:
     """Show all problems of FILE (or a model, or a Triton model repository), and the memory that serving it needs.
 
+    FILE may also be a version that 'inferd registry export' has written. Its digests, reports and files are compared.
+
     Loads nothing and changes nothing. The plan is the engine's own arithmetic: weights, KV cache,
     headroom and how many requests fit at the same time. Of predictive models it shows their inputs,
     outputs and how many rows are computed together, as their files say.
@@ -116,10 +119,28 @@ def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickl
 def examine(file: str, *, probe: bool, allowed: Mapping[str, bool] = {}) -> CheckReport:
     """The findings about a source of ``inferd serve``. Never raises: problems are among the findings. ``allowed``:
     settings for models without a configuration."""
+    if is_document(Path(file)):
+        return _document(file)
     report = _examined(file, probe=probe, allowed=allowed)
     if Path(file).suffix in _CONFIGURATIONS or is_repository(Path(file).expanduser()):
         return report
     return _in_flags(report, is_alone=file != CHAT)
+
+
+def _document(file: str) -> CheckReport:
+    """The findings about a version that 'inferd registry export' has written, and its files where they are here."""
+    try:
+        document = read_document(Path(file))
+        problems = problems_of(document)
+        place = Path(document.source).expanduser()
+        if not place.exists():
+            unchecked = (f"{document.source} (the files of {document.name}@{document.version}) is not on this machine",)
+            return CheckReport(ok=False, file=file, problems=tuple(problems), unchecked=unchecked)
+        problem = files_problem(document, place)
+    except InferdError as error:
+        return CheckReport(ok=False, file=file, problems=_lines(error))
+    problems += [problem] if problem else []
+    return CheckReport(ok=not problems, file=file, problems=tuple(problems))
 
 
 def _in_flags(report: CheckReport, *, is_alone: bool) -> CheckReport:

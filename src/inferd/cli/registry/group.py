@@ -14,6 +14,7 @@ COMMANDS = {
     "list": "registry.versions:list_versions",
     "show": "registry.versions:show",
     "history": "registry.versions:history",
+    "export": "registry.export",
     "attach": "registry.moves:attach",
     "validate": "registry.moves:validate",
     "approve": "registry.moves:approve",
