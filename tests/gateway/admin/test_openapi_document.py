@@ -50,7 +50,7 @@ def test_a_name_in_a_path_is_any_text_but_none() -> None:
         if field["in"] == "path"
     }
     assert names == {name: {"type": "string", "minLength": 1} for name in names}
-    assert names.keys() == {"model", "version", "id", "response_id", "conversation_id", "item_id"}
+    assert names.keys() == {"model", "version", "alias", "id", "response_id", "conversation_id", "item_id"}
 
 
 def test_everything_described_is_served(server: Running) -> None:
