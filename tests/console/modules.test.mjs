@@ -11,6 +11,7 @@ const tensors = await load("playground/tensors.js");
 const { events, quoted, messageOf } = await load("api.js");
 const format = await load("format.js");
 const { example } = await load("schema.js");
+const rollouts = await load("rollouts.js");
 
 /** All nodes of a tree. */
 function* walk(nodes) {
@@ -174,6 +175,24 @@ test("numbers are short and absent ones are a dash", () => {
   assert.equal(format.bytes(1536), "1.5 KiB");
   assert.equal(format.quantity(0.5, "ratio"), "50 %");
   assert.equal(format.number(12345), "12.3 k");
+});
+
+test("a rollout's evidence is shown as E-values, whose size may be beyond any number", () => {
+  assert.equal(rollouts.evidence(0), "1");
+  assert.equal(rollouts.evidence(Math.log(100)), "100");
+  assert.equal(rollouts.evidence(Math.log(12.345)), "12.3");
+  assert.equal(rollouts.evidence(Math.log(4.5e7)), "4.5e+7");
+  assert.equal(rollouts.evidence(-1000), "0");
+  assert.equal(rollouts.evidence(2302.6), "1e+1000");
+  const reading = { against: 1, against_limit: 5, in_favour: 1, in_favour_limit: 3 };
+  assert.equal(rollouts.verdict(reading), "undecided");
+  assert.equal(rollouts.verdict({ ...reading, in_favour: 3 }), "passed");
+  assert.equal(rollouts.verdict({ ...reading, against: 5, in_favour: 3 }), "worse");
+  assert.deepEqual(rollouts.copied({ busy: 3, differs: 1, form: 2 }).map((one) => [one.words, one.count]), [
+    ["equal", 0], ["different", 1], ["dropped (busy)", 3], ["not compared (form)", 2],
+  ]);
+  assert.equal(rollouts.step(5, 0), "5 %");
+  assert.equal(rollouts.step(0, 100), "0 % and copies of 100 %");
 });
 
 test("an example has every needed field", () => {

@@ -7,6 +7,7 @@ accessibility take axe-core from npm and check its hash.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import struct
@@ -15,10 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.console.browser import Demo, Tab, expect
 from tests.console.npm import fetch
 from tests.prefix_proxy import KINDS, PREFIX, below_path
+
+from inferd.rollout.evidence import Count
+from inferd.rollout.golden import GoldenReport, Wrong
+from inferd.rollout.judge import Reading
+from inferd.rollout.machine import Progress
+from inferd.rollout.rollouts import RolloutReport
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -358,6 +366,51 @@ def test_models_are_unloaded_loaded_and_restarted_after_a_question(page: Any, se
     page.get_by_text("Restart: digits is done.").wait_for()
     page.goto(server.url + "console/#/events")
     page.get_by_role("row").filter(has_text="digits").first.wait_for()
+
+
+def test_a_rollout_is_shown_with_its_guards_its_copies_and_its_golden_set(page: Any, server: Demo) -> None:
+    report = RolloutReport(
+        model="digits",
+        stable="1",
+        new="2",
+        unit="auto",
+        steps=[0.0, 5.0, 100.0],
+        shadows=[100.0, 0.0, 0.0],
+        progress=Progress(state="inconclusive", share=0.05, shadow=0.5, step=1, reason="\u202ethere is not enough"),
+        readings=(
+            Reading(
+                guard="differs",
+                bad=Count(0, 7),
+                units=Count(0, 9120),
+                against=0.5,
+                against_limit=math.log(200),
+                in_favour=math.log(4.5e7),
+                in_favour_limit=math.log(20),
+            ),
+        ),
+        copies={"equal": 9113, "differs": 7, "busy": 33},
+        golden=GoldenReport(questions=40, asked=182, wrong=1, last_wrong=(Wrong(name="seven", reason="label is 1"),)),
+    )
+    body = msgspec.json.encode({"data": [report]}).decode()
+    page.route("**/admin/rollouts", lambda route: route.fulfill(body=body, content_type="application/json"))
+    page.goto(server.url + "console/#/models")
+    rollout = page.get_by_role("region", name="Rollout of digits", exact=True)
+    rollout.get_by_role("heading", name="Rollout from version 1 to 2").wait_for()
+    expect(rollout).to_contain_text("Version 2 has 5 % of the units, and copies of 50 %. Step 2 of 3.")
+    expect(rollout).to_contain_text("Steps: 0 % and copies of 100 %, 5 %, 100 %.")
+    expect(rollout).to_contain_text("\\u202ethere is not enough")
+    guards = rollout.get_by_role("region", name="Guards of the rollout of digits")
+    cells = guards.get_by_role("row").nth(1).get_by_role("cell").all_inner_texts()
+    assert [cell.strip() for cell in cells] == ["● passed", "7 of 9,120", "–", "1.65", "200", "4.5e+7", "20"]
+    pairs = rollout.get_by_role("region", name="Copied requests of digits, at this server")
+    expect(pairs.get_by_role("row").nth(1)).to_have_text("equal9,113")
+    expect(pairs.get_by_role("row").nth(3)).to_have_text("dropped (busy)33")
+    expect(rollout).to_contain_text(
+        "Golden set of 40, at this server: 182 answers of the new version, 1 of them wrong."
+    )
+    rollout.get_by_text("The last wrong answers").click()
+    expect(rollout.get_by_role("region", name="Wrong answers of digits")).to_contain_text("label is 1")
+    expect(page.get_by_role("region", name=re.compile("^Rollout of"))).to_have_count(1)
 
 
 def test_a_key_is_created_rotated_and_revoked_and_its_secret_is_shown_once(page: Any, server: Demo) -> None:

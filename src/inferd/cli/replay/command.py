@@ -105,7 +105,7 @@ def command(
       inferd replay --from asked.jsonl --against chat@2 --html report.html
       inferd replay --from asked.jsonl --against https://staging:8000 --rate 5
       inferd replay --from asked.jsonl --against chat@2 --attach chat@2
-      inferd replay --from asked.jsonl --against churn@2 --equivalence --relative 1e-4
+      inferd replay --from asked.jsonl --against churn@2 --equivalence
 
     Exit code 1: an answer that should be equal is not, a request failed that was answered before, the replay did not
     finish, or more answers differ than --max-different, which is 0 with --equivalence.

@@ -83,9 +83,9 @@ export const Name = ({ text }) => html`<bdi class="name">${visibleLine(text)}</b
 
 /** A word for a state, with a mark that does not depend on colours. */
 export function State({ state }) {
-  const kind = /^(ready|serving|active|closed|ok|loaded)$/.test(state)
+  const kind = /^(ready|serving|active|closed|ok|loaded|passed|promoted)$/.test(state)
     ? "good"
-    : /^(failed|dead|open|revoked|error|unavailable|ejected|critical|page)$/.test(state)
+    : /^(failed|dead|open|revoked|error|unavailable|ejected|critical|page|worse|rolled back)$/.test(state)
       ? "bad"
       : "other";
   const mark = { good: "●", bad: "▲", other: "○" }[kind];

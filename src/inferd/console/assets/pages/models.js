@@ -2,6 +2,7 @@
 // @ts-check
 import { call, get, segment } from "../api.js";
 import { bytes, clock, number, seconds } from "../format.js";
+import { Rollout } from "../rollouts.js";
 import { may } from "../session.js";
 import { Lanes } from "../waterfall.js";
 import { Command, Confirm, Empty, Name, Problem, State, Table, View, html, visible, visibleLine } from "../ui.js";
@@ -15,7 +16,7 @@ const ACTIONS = {
 export class Page extends View {
   constructor(props) {
     super(props);
-    this.state = { status: null, list: null, error: null, asked: null, said: "" };
+    this.state = { status: null, rollouts: [], list: null, error: null, asked: null, said: "" };
   }
 
   componentDidMount() {
@@ -24,7 +25,10 @@ export class Page extends View {
 
   async read() {
     try {
-      if (may("admin")) this.put({ status: await get("admin/status"), error: null });
+      if (may("admin")) {
+        const [status, rollouts] = await Promise.all([get("admin/status"), get("admin/rollouts")]);
+        this.put({ status, rollouts: rollouts.data, error: null });
+      }
       else this.put({ list: (await get("v1/models")).data, error: null });
     } catch (error) {
       this.put({ error });
@@ -67,12 +71,12 @@ export class Page extends View {
     );
   }
 
-  render({ rest }, { status, list, error, asked, said }) {
+  render({ rest }, { status, rollouts, list, error, asked, said }) {
     return html`<h1 tabindex="-1">Models</h1>
       <${Problem} error=${error} retry=${() => this.read()} />
       <p role="status">${said}</p>
       ${status && this.server(status)}
-      ${status && [...status.models].sort((one, other) => (other.name === rest ? 1 : 0) - (one.name === rest ? 1 : 0)).map((model) => this.model(model, status.energy))}
+      ${status && [...status.models].sort((one, other) => (other.name === rest ? 1 : 0) - (one.name === rest ? 1 : 0)).map((model) => this.model(model, status.energy, rollouts.find((one) => one.model === model.name)))}
       ${list && this.plain(list)}
       ${asked && html`<${Confirm} title=${asked.title} verb=${asked.verb} action=${asked.action} onClose=${() => this.put({ asked: null })}><p>${asked.text}</p><//>`}`;
   }
@@ -98,7 +102,7 @@ export class Page extends View {
     </section>`;
   }
 
-  model(model, energy) {
+  model(model, energy, rollout) {
     const used = energy && energy.models.find((one) => one.name === model.name);
     const isLocal = model.replicas.some((replica) => replica.kind === "local") || model.replicas.length === 0;
     return html`<section class="card" key=${model.name} aria-label=${"Model " + visibleLine(model.name)}>
@@ -111,6 +115,7 @@ export class Page extends View {
       ${model.detail && html`<p class="notice"><bdi>${visible(model.detail)}</bdi></p>`}
       ${model.not_batched && html`<p class="hint">Not batched: <bdi>${visible(model.not_batched)}</bdi></p>`}
       ${model.answer_format && html`<p class=${model.answer_format.includes("MISMATCH") ? "notice" : "hint"}>Tool calls and reasoning: <bdi>${visible(model.answer_format)}</bdi></p>`}
+      ${rollout && html`<${Rollout} report=${rollout} />`}
       <${Table} caption=${"Replicas of " + visibleLine(model.name)} empty="No replica is loaded."
         head=${["Replica", "State", "In flight", "Breaker", "Restarts", "Memory", "Process", "Content", "Last load"]}
         rows=${model.replicas.map((replica) => html`<tr>
