@@ -212,6 +212,25 @@ def test_a_contract_that_no_override_accepts_starts_no_rollout_and_an_undo_needs
     with_two(world, test)
 
 
+def test_an_undo_is_never_refused_whatever_the_evidence_of_the_stable_version(world: World) -> None:
+    register(world)
+    move(world, 2, "approve")
+
+    async def test(one: Gateway, two: Gateway) -> None:
+        await one.rollouts.command("m", "start", "key:a", "start by key:a")
+        await looked(one, two)
+        await one.rollouts.command("m", "promote_full", "key:a", "promote by key:a")
+        database = opened(world)
+        registry.attach_evidence(database, "churn", 1, "golden", {}, passed=False, actor="user:1", now=1.0)
+        database.close()
+        await one.rollouts.command("m", "undo", "key:a", "undo by key:a")
+        assert (await one.rollouts.report("m")).progress.state == "aborted"
+        assert stages(world) == ("archived", "archived")
+        assert "churn@1 is not promoted again: The newest golden report" in lines(world, "archive")[0].reason
+
+    with_two(world, test)
+
+
 class Killed(BaseException):
     """The process dies before its transaction is committed."""
 

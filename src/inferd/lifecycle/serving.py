@@ -61,12 +61,19 @@ def ends(transaction: Transaction, version: str, cause: Cause) -> None:
 
 
 def goes_back(transaction: Transaction, version: str, before: str, cause: Cause) -> None:
-    """It served everything, and the version ``before`` serves again; empty: that one is in no registry."""
+    """It served everything, and the version ``before`` serves again; empty: that one is in no registry.
+
+    Going back is never refused. Where the evidence of ``before`` does not allow its promotion, no version is in
+    production, and the history says why.
+    """
     old = _known(transaction, before) if before else None
     if old is not None and old.record.stage in _APPROVED:
-        if old.record.stage != "production":
-            _move(transaction, old, "promote", cause, override=_shortened(cause.reason))
-        return
+        try:
+            if old.record.stage != "production":
+                _move(transaction, old, "promote", cause, override=_shortened(cause.reason))
+            return
+        except InvalidRequest as error:
+            cause = cause._replace(reason=f"{cause.reason}; {before} is not promoted again: {error.message}")
     found = _known(transaction, version)
     if found is not None and found.record.stage == "production":
         _move(transaction, found, "archive", cause)
