@@ -1,4 +1,4 @@
-"""Compile the gRPC protocol's file to the descriptors that the server reads: .ci/proto.py
+"""Compile the gRPC protocols' files to the descriptors that the server reads: .ci/proto.py
 
 Those of health checks and reflection, which the server describes and answers as well, come from gRPC's own packages. A
 test holds the committed descriptors against a fresh compilation.
@@ -15,12 +15,12 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "inferd" / "gateway" / "grpc" / "inference.proto"
+FOLDER = ROOT / "src" / "inferd" / "gateway" / "grpc"
+SOURCES = ("inference.proto", "externalscaler.proto")
 
 
 def compile_proto(target: Path) -> int:
-    folder = str(SOURCE.parent)
-    code: int = protoc.main(["protoc", f"--proto_path={folder}", f"--descriptor_set_out={target}", SOURCE.name])
+    code: int = protoc.main(["protoc", f"--proto_path={FOLDER}", f"--descriptor_set_out={target}", *SOURCES])
     if code:
         return code
     found = FileDescriptorSet.FromString(target.read_bytes())
@@ -51,4 +51,4 @@ def _renamed(file: FileDescriptorProto) -> FileDescriptorProto:
 
 
 if __name__ == "__main__":
-    sys.exit(compile_proto(SOURCE.with_suffix(".binpb")))
+    sys.exit(compile_proto(FOLDER / "descriptors.binpb"))

@@ -83,6 +83,10 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     needs: list[NeedReport] = []
     waiting: int = 0
     in_flight: int = 0
+    load: float | None = None  # requests in work and waiting: the mean of a minute, or of the last seconds if larger
+    load_age_s: float | None = None  # seconds since that was last known; None: not observed for long enough yet
+    age_s: float | None = None  # seconds since the last look; None: there was none
+    idle_s: float = 0.0  # without a request; 0: there is one
     requests_per_s: float | None = None  # over a minute; None: not observed for long enough
     served_per_s: float | None = None  # by one replica while others wait; None: not measured
     ready_s: float | None = None  # from the start of a replica until it is ready; None: not measured
@@ -103,7 +107,7 @@ class _Limit:
 class _Model:
     """The state of one model."""
 
-    __slots__ = ("changes", "config", "last", "limit", "meter", "past", "seen", "spec", "told")
+    __slots__ = ("changes", "config", "last", "limit", "load", "meter", "past", "seen", "spec", "told")
 
     def __init__(self, config: ModelConfig, spec: Spec) -> None:
         self.config = config
@@ -112,6 +116,7 @@ class _Model:
         self.past = Past()
         self.limit: _Limit | None = None
         self.seen: tuple[Seen, Demand] | None = None
+        self.load: tuple[float, float] | None = None  # the last one that was known, and when
         self.last: Decision | None = None
         self.told: tuple[object, ...] = ()
         self.changes: deque[Change] = deque(maxlen=MAX_CHANGES)
@@ -196,6 +201,8 @@ class Autoscaler:
         seen = self._seen(name, model, demand, now)
         decision = decide(model.spec, seen, model.past, now)
         model.past, model.seen, model.last = decision.past, (seen, demand), decision
+        if seen.load is not None:
+            model.load = (max(seen.load, seen.load_now or 0.0), now)
         if decision.current and not demand.is_changing:
             if decision.desired == 0:
                 self._replicas.unload_idle(name)
@@ -308,6 +315,8 @@ class Autoscaler:
         if decision is None or model.seen is None:
             return ScalingReport(model=name, min=spec.least, max=spec.most, rule="none", reason="not observed yet")
         seen, demand = model.seen
+        now = self._now()
+        load, load_at = (None, None) if model.load is None else model.load
         return ScalingReport(
             model=name,
             min=spec.least,
@@ -321,6 +330,10 @@ class Autoscaler:
             needs=[NeedReport(name=need.name, replicas=need.replicas, text=need.text) for need in decision.needs],
             waiting=demand.waiting,
             in_flight=demand.in_flight,
+            load=load,
+            load_age_s=None if load_at is None else now - load_at,
+            age_s=now - seen.at,
+            idle_s=demand.idle_s,
             requests_per_s=seen.rate_per_s,
             served_per_s=seen.served_per_s,
             ready_s=seen.ready_s,

@@ -60,6 +60,8 @@ class Context(NamedTuple):
     tally_of: Callable[[str], ModelTally] = no_tally
     remote_models: frozenset[str] = frozenset()
     """Names of the models that have remote replicas alone."""
+    on_demand_models: frozenset[str] = frozenset()
+    """Names of the models that a request loads."""
     payloads: PayloadLog | None = None
     """Records prompts and answers, of the tenants that the configuration names."""
     audit: Auditor | None = None

@@ -101,6 +101,7 @@ class Gateway:
         server = context.config.server
         self._context = context = context._replace(
             remote_models=remote_models(context.config),
+            on_demand_models=frozenset(name for name, model in context.config.models.items() if model.is_on_demand),
             max_body_bytes=server.max_body_bytes,
             body_timeout_s=server.body_timeout_s,
         )

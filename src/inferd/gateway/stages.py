@@ -6,7 +6,7 @@ None. After None the next stage gets the request.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from inferd import clock
 from inferd.eager import in_task
@@ -16,6 +16,10 @@ from inferd.gateway.call import Answer, Call
 from inferd.gateway.context import Context
 from inferd.gateway.idempotency import repeated
 from inferd.gateway.terms import Cost
+
+COLD_START: Final = b"x-keda-http-cold-start"
+"""``true`` where a request waits for a model that is loaded for it, ``false`` where such a model was there: the header
+of KEDA's HTTP add-on."""
 
 
 class Work(Protocol):
@@ -57,5 +61,12 @@ async def answer_of(context: Context, call: Call, work: Work) -> Answer:
         reserve(context, call, model, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
         call.model = model
         call.submitted_at = clock.now()
+        if model in context.on_demand_models:
+            call.common_headers += ((COLD_START, b"true" if _is_away(context, model) else b"false"),)
         answer = await work.submit(context, call)
     return answer
+
+
+def _is_away(context: Context, model: str) -> bool:
+    status = context.router.model(model)
+    return status is not None and status.state in ("unloaded", "loading")

@@ -299,6 +299,7 @@ def test_health_follows_readiness(server: GrpcRunning, connected: grpc.Channel) 
 def test_reflection_describes_every_service(server: GrpcRunning, connected: grpc.Channel) -> None:
     database = ProtoReflectionDescriptorDatabase(connected)
     assert set(database.get_services()) == {
+        "externalscaler.ExternalScaler",
         "inference.GRPCInferenceService",
         "grpc.health.v1.Health",
         "grpc.reflection.v1.ServerReflection",

@@ -35,8 +35,9 @@ SERVICE: Final = "inference.GRPCInferenceService"
 FEW_BYTES: Final = 4096  # the limit of a message with a name or with nothing
 CONTENT_TYPE: Final = b"application/grpc"  # of stored answers: no other protocol can read them
 MAX_CALLS: Final = 8192  # calls in tasks at the same time; a further one is refused with RESOURCE_EXHAUSTED
-Endpoint = Callable[[Context, Call, bytes, float | None], Awaitable[bytes]]
-"""Of a call of one answer: context, call, the request's bytes, seconds until its deadline; the answer's bytes."""
+Endpoint = Callable[[Context, Call, bytes, float | None], Awaitable[Answer | bytes]]
+"""Of a call of one answer: context, call, the request's bytes, seconds until its deadline; the answer's bytes, or with
+trailing metadata a response."""
 
 _REFUSALS: Final[dict[Status, type[InferdError]]] = {
     Status.UNIMPLEMENTED: Unsupported,
@@ -66,10 +67,10 @@ class RpcCall(Call):
     task: asyncio.Task[None] | None = None  # that serves the call, from its first wait on
 
     def __init__(self, calls: Calls, method: Method, rpc: Rpc, num_bytes: int) -> None:
-        path = f"/{SERVICE}/{method.name}"
-        super().__init__(RequestHead("POST", path.encode("ascii"), rpc.head.metadata, "2"), clock.now())
+        path = rpc.head.path
+        super().__init__(RequestHead("POST", path, rpc.head.metadata, "2"), clock.now())
         self.principal = rpc.principal
-        self.route, self.operation = path, method.operation
+        self.route, self.operation = path.decode("ascii"), method.operation
         self.request_bytes = num_bytes
         self.rpc = rpc
         self.sampler = calls.context.sampler
@@ -326,7 +327,7 @@ class UnaryEndpoint:
     def take(self, rpc: UnaryRpc, body: bytes) -> None:
         rpc.connection.charge(len(body) * PROTOBUF_FIELD)
 
-        async def answer(call: Call) -> bytes:
+        async def answer(call: Call) -> Answer | bytes:
             return await self._endpoint(self.calls.context, call, body, time_left(rpc))
 
         self.calls.start(self, rpc, len(body), answer)

@@ -1,7 +1,7 @@
 """Reads and writes the protocol's messages for the methods other than predictions: the same answers as over REST.
 
-The descriptors (inference.binpb, made by .ci/proto.py) drive reading and writing, so the fields are not repeated here.
-The tests compare with protobuf's own classes. Reflection sends the same descriptors to clients.
+The descriptors (descriptors.binpb, made by .ci/proto.py) drive reading and writing, so the fields are not repeated
+here. The tests compare with protobuf's own classes. Reflection sends the same descriptors to clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inferd.protowire import (
     varint,
 )
 
-DESCRIPTORS: Final = Path(__file__).with_name("inference.binpb")
+DESCRIPTORS: Final = Path(__file__).with_name("descriptors.binpb")
 PACKAGE: Final = "inference"
 
 # Types of fields, as descriptor.proto numbers them.
@@ -92,19 +92,19 @@ class Protocol:
         name = self._file_of.get(symbol)
         return self.files[name] if name is not None else None
 
-    def read(self, name: str, body: bytes) -> dict[str, Value]:
+    def read(self, name: str, body: bytes, package: str = PACKAGE) -> dict[str, Value]:
         """A message's fields by name, with the values of protobuf's JSON form, except that 64-bit numbers are numbers.
         Fields that were left out have their defaults. Raises InvalidRequest."""
         try:
-            return self._read(f".{PACKAGE}.{name}", body, (0, len(body)), 0)
+            return self._read(f".{package}.{name}", body, (0, len(body)), 0)
         except InvalidRequest:
             raise InvalidRequest(
-                f"The request is no protobuf message of the type {PACKAGE}.{name}; send one.", code="invalid_protobuf"
+                f"The request is no protobuf message of the type {package}.{name}; send one.", code="invalid_protobuf"
             ) from None
 
-    def write(self, name: str, answer: Mapping[str, Value]) -> bytes:
+    def write(self, name: str, answer: Mapping[str, Value], package: str = PACKAGE) -> bytes:
         """A message's bytes, from the same answer over REST. Values without a field in the protocol are left out."""
-        return self._write(f".{PACKAGE}.{name}", answer)
+        return self._write(f".{package}.{name}", answer)
 
     # -- messages ---------------------------------------------------------------------------
 

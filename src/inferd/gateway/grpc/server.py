@@ -17,7 +17,7 @@ from inferd.config import ServerConfig
 from inferd.errors import ConfigError
 from inferd.events import ClientTurnedAway
 from inferd.gateway.admin.health import is_ready
-from inferd.gateway.grpc import health, reflection
+from inferd.gateway.grpc import health, reflection, scaler
 from inferd.gateway.grpc.calls import SERVICE, Calls
 from inferd.gateway.grpc.inference import Infer
 from inferd.gateway.grpc.management import management
@@ -73,10 +73,13 @@ class GrpcServer:
             path_of(SERVICE, Infer.name): Infer(calls),
             **{path_of(SERVICE, name): method for name, method in management(calls).items()},
             path_of(health.SERVICE_NAME, "Check"): health.Check(self._health),
+            **{path_of(scaler.SERVICE_NAME, name): method for name, method in scaler.scaler_methods(calls).items()},
         }
+        self._activity = scaler.ActivityStreams(calls)
         self._streaming: dict[bytes, StreamMethod] = {
             path_of(SERVICE, STREAM_INFER): self._streams,
             path_of(health.SERVICE_NAME, "Watch"): health.Watch(self._health, calls),
+            path_of(scaler.SERVICE_NAME, self._activity.name): self._activity,
             **dict.fromkeys(
                 (path_of(name, reflection.METHOD) for name in reflection.NAMES), reflection.Reflection(calls)
             ),
@@ -121,6 +124,7 @@ class GrpcServer:
                 connection.shut_down()
             self._health.notify_changes()
             self._streams.stop()
+            self._activity.stop()
             await self._leave()
         finally:
             if self._timer is not None:
@@ -217,8 +221,10 @@ class GrpcServer:
         self._calls.log_refusal(rpc, refusal)
 
     def _look(self) -> None:
-        """Check all connections for timeouts and the server's health for changes, and schedule the next check."""
+        """Check all connections for timeouts, the server's health and the models' activity for changes, and schedule
+        the next check."""
         self._health.notify_changes()
+        self._activity.look()
         now = clock.now()
         for connection in tuple(self.connections):
             connection.check_timeouts(now)
