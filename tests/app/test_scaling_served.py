@@ -101,5 +101,6 @@ def test_from_zero_the_first_request_waits_and_an_idle_model_goes_to_zero_again(
             answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=LONG_S)
             assert answer.status_code == 200, answer.text
             assert answer.text.rstrip().endswith("data: [DONE]")
+            assert answer.headers["x-keda-http-cold-start"] == "true"
             until_now(lambda: (report()["ready"], report()["desired"]) == (0, 0), "it is at zero again", LONG_S)
         assert report()["changes"][0]["rule"] == "idle"

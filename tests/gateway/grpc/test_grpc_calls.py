@@ -353,7 +353,7 @@ def test_reflection_answers_with_an_error_and_goes_on(
     listing = reflection_pb2.ServerReflectionRequest(list_services="*")
     refused, listed = reflected(connected, asked.SerializeToString(), listing.SerializeToString())
     assert refused.error_response.error_code == status.value[0]
-    assert len(listed.list_services_response.service) == 4
+    assert len(listed.list_services_response.service) == 5
 
 
 def test_a_file_comes_with_those_that_it_needs_each_once(connected: grpc.Channel) -> None:
