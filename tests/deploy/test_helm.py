@@ -121,10 +121,11 @@ def normal(objects: list[Object]) -> dict[str, Object]:
     return found
 
 
-def test_helm_finds_nothing_to_say_about_the_chart(helm: Helm) -> None:
-    told = json.dumps(helm.lint)
-    assert "ERROR" not in told.upper() or not helm.lint.get("errors"), told
-    assert not helm.lint.get("messages") or all("icon" in str(message) for message in helm.lint["messages"]), told
+def test_helm_has_no_warning_about_the_chart(helm: Helm) -> None:
+    assert helm.lint["TotalChartsLinted"] == 1
+    assert not helm.lint["Errors"]
+    # 1 is information: the chart has no icon. 2 is a warning, 3 an error.
+    assert [message for message in helm.lint["Messages"] if message["Severity"] > 1] == []
 
 
 @pytest.mark.parametrize("index", range(len(SETS)), ids=lambda index: ", ".join(SETS[index].values()))
