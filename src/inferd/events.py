@@ -233,6 +233,27 @@ class StoredDropped(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
+class JobsCounted(msgspec.Struct, frozen=True, kw_only=True):
+    """Files and batches in the database, of all tenants and all servers that share it."""
+
+    num_files: int
+    num_bytes: int  # of their contents
+    by_status: dict[str, int]  # batches that have not ended
+
+
+class LinesAnswered(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of a batch were answered: their answers count and are on the disk."""
+
+    num_done: int
+    num_failed: int
+
+
+class BatchEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch has ended at this server."""
+
+    status: str  # completed, failed, expired, cancelled
+
+
 class AdminActed(msgspec.Struct, frozen=True, kw_only=True):
     """An admin action has a line in the audit log. Its number and hash, kept elsewhere, show whether that log was cut
     off."""
@@ -365,6 +386,9 @@ Event = (
     | StateChanged
     | StoredCounted
     | StoredDropped
+    | JobsCounted
+    | LinesAnswered
+    | BatchEnded
     | AdminActed
     | CopyEnded
     | RolloutChanged

@@ -8,12 +8,15 @@ import pytest
 from tests.observe.test_observer import an_observer, ended, samples, step
 
 from inferd.events import (
+    BatchEnded,
     BreakerChanged,
     CacheLooked,
     ClientTurnedAway,
     ConfigReloaded,
     Event,
     HttpServed,
+    JobsCounted,
+    LinesAnswered,
     LoadProgress,
     ModelUnloaded,
     QueueChanged,
@@ -382,6 +385,20 @@ TOLD: dict[str, tuple[tuple[Event, ...], dict[str, float]]] = {
     ),
     "beyond the bytes of a tenant": ((StoredDropped(reason="bytes", count=2),), {"stored_dropped bytes": 2}),
     "too old": ((StoredDropped(reason="age", count=5),), {"stored_dropped age": 5}),
+    "files and batches": (
+        (JobsCounted(num_files=3, num_bytes=700, by_status={"validating": 1, "in_progress": 2}),),
+        {
+            "files": 3,
+            "files_bytes": 700,
+            "batches validating": 1,
+            "batches in_progress": 2,
+        },
+    ),
+    "requests of a batch": (
+        (LinesAnswered(num_done=5, num_failed=2),),
+        {"batch_requests done": 5, "batch_requests failed": 2},
+    ),
+    "the end of a batch": ((BatchEnded(status="expired"),), {"batches_ended expired": 1}),
     "turned away": ((ClientTurnedAway(),), {"http_connections_refused": 1}),
     "loading": ((LoadProgress(model="tiny", replica=0, phase="weights", done=1, total=2),), {}),
     "served": (

@@ -19,6 +19,7 @@ from inferd.config.versions import base_of
 from inferd.drift.monitors import Monitors
 from inferd.errors import InvalidRequest
 from inferd.gateway.control import (
+    BatchReport,
     ModelReport,
     ReloadReport,
     ReplicaReport,
@@ -26,6 +27,7 @@ from inferd.gateway.control import (
     TenantReport,
     UnloadReport,
 )
+from inferd.jobs.store import JobReport, JobStore
 from inferd.lifecycle.actions import RegistryActions
 from inferd.observe.devices import Devices
 from inferd.observe.startup import LoadReport, Startup, StartupReport
@@ -80,7 +82,9 @@ class Actions:
         versions: RegistryActions,
         drift: Monitors,
         stored: DurableStore | None = None,
+        jobs: JobStore | None = None,
     ) -> None:
+        self._jobs = jobs
         self._stored = stored
         self._startup = startup
         self.rollouts = rollouts
@@ -119,6 +123,7 @@ class Actions:
             tenants=_tenants(self._control.quotas(), self._stored),
             energy=energy_report(self._devices),
             address=self._address,
+            jobs=[] if self._jobs is None else [_job(each) for each in self._jobs.reports()],
         )
 
     def startup(self) -> StartupReport:
@@ -239,4 +244,21 @@ def _replica(replica: ReplicaStatus, load: LoadReport | None) -> ReplicaReport:
         load=load,
         artifact=replica.artifact,
         detail=replica.detail,
+    )
+
+
+def _job(report: JobReport) -> BatchReport:
+    batch = report.batch
+    return BatchReport(
+        id=batch.id,
+        tenant=batch.tenant,
+        status=batch.status,
+        is_at_work=report.is_at_work,
+        created_at=batch.created_at,
+        endpoint=batch.endpoint,
+        model=batch.model,
+        total=batch.total,
+        completed=batch.num_done,
+        failed=batch.num_failed,
+        note=batch.note,
     )

@@ -44,6 +44,9 @@ from inferd.drift.monitors import Monitors
 from inferd.drift.reference import read_references
 from inferd.errors import ConfigError, InternalError, ModelLoadError
 from inferd.events import Emit, Event, ReplicaChanged, RequestEnded, ignore
+from inferd.jobs.folder import open_folder
+from inferd.jobs.runner import Runner
+from inferd.jobs.store import JobStore
 from inferd.lifecycle.actions import RegistryActions
 from inferd.observe import Observer
 from inferd.observe.devices import Devices
@@ -197,6 +200,11 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         if config.state.responses.enabled:
             stored = DurableStore(control.state, control.presence, config.state.responses, _from_threads(emit))
             stored.schedule()
+        job_store = None
+        if config.jobs.enabled:
+            folder = open_folder(config.state, config.jobs)
+            job_store = JobStore(control.state, control.presence, folder, config.jobs, _from_threads(emit))
+            job_store.schedule()
         await control.start()
         stack.push_async_callback(control.close)
         if config.devices.enabled:
@@ -246,6 +254,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         from inferd.app.questions import Questions
         from inferd.app.reload import Reloader
         from inferd.gateway.console.parts import Console
+        from inferd.gateway.jobs.asking import Asking
         from inferd.gateway.runs import Runs
         from inferd.gateway.server import create_app
 
@@ -294,7 +303,13 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             versions=RegistryActions(control.state, lambda: site.config.registry, clock.wall),
             drift=monitors,
             stored=stored,
+            jobs=job_store,
         )
+        asking = Asking(router, control.door)
+        jobs = None
+        if job_store is not None:
+            max_line_bytes = config.server.max_body_bytes
+            jobs = Runner(job_store, asking, lambda: router.draining, max_line_bytes=max_line_bytes, tell=emit)
         runs = None if stored is None else Runs(stored, control.door, lambda: router.draining)
         create = functools.partial(
             create_app,
@@ -312,6 +327,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             idempotency=control.idempotency,
             stored=stored,
             runs=runs,
+            jobs=jobs,
             copies=copies,
             console=console,
             sampler=None if tracing.settings is None else tracing.settings.sampler,
@@ -328,6 +344,10 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         if runs is not None:
             running = asyncio.create_task(runs.keep(site.gateways[0]))
             stack.callback(running.cancel)
+        if jobs is not None:
+            asking.application = site.gateways[0]
+            working = asyncio.create_task(jobs.keep())
+            stack.callback(working.cancel)
         if reloader is not None and config.server.reload:
             for follow in (reloader.follow(), reloader.follow_references()):
                 following = asyncio.create_task(follow)

@@ -6,7 +6,7 @@ from inferd.config.devices import DevicesConfig
 from inferd.config.model import ModelConfig
 from inferd.config.payloads import PayloadsConfig
 from inferd.config.section import Section
-from inferd.config.server import CacheConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
+from inferd.config.server import CacheConfig, JobsConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
 from inferd.config.tracing import TracingConfig
 from inferd.config.versioning import RegistryConfig
 
@@ -17,6 +17,7 @@ class Config(Section, frozen=True, kw_only=True):
     server: ServerConfig = ServerConfig()
     state: StateConfig = StateConfig()
     cache: CacheConfig = CacheConfig()
+    jobs: JobsConfig = JobsConfig()
     devices: DevicesConfig = DevicesConfig()
     tracing: TracingConfig = TracingConfig()
     metrics: MetricsConfig = MetricsConfig()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from inferd.config.devices import DevicesConfig
-from inferd.config.server import CacheConfig, MetricsConfig, ServerConfig, StateConfig
+from inferd.config.server import CacheConfig, JobsConfig, MetricsConfig, ServerConfig, StateConfig
 from inferd.config.tracing import TracingConfig
 from inferd.config.tree import Text, branches
 from inferd.errors import ConfigError
@@ -57,6 +57,7 @@ def stray_variables(env: Mapping[str, str]) -> list[str]:
             ("devices", DevicesConfig),
             ("tracing", TracingConfig),
             ("metrics", MetricsConfig),
+            ("jobs", JobsConfig),
         )
         for branch in branches(kind, (section,))
         for leaf in branch.leaves

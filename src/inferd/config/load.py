@@ -16,7 +16,7 @@ from inferd.config.model import ModelConfig
 from inferd.config.payloads import PayloadsConfig
 from inferd.config.pipeline_rules import with_models
 from inferd.config.rules import problems_between
-from inferd.config.server import CacheConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
+from inferd.config.server import CacheConfig, JobsConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
 from inferd.config.tracing import TracingConfig
 from inferd.config.tree import Problem, check, dotted
 from inferd.config.versioning import RegistryConfig
@@ -145,6 +145,7 @@ def _sound(tree: _Tree) -> Config:
         ("metrics", MetricsConfig),
         ("payloads", PayloadsConfig),
         ("registry", RegistryConfig),
+        ("jobs", JobsConfig),
     ):
         with contextlib.suppress(msgspec.ValidationError):
             found[name] = msgspec.convert(tree.get(name, {}), kind)

@@ -1,4 +1,4 @@
-"""The server itself: its ports, its state, the response cache and the tenants.
+"""The server itself: its ports, its state, files and batch jobs, the response cache and the tenants.
 
 Settings of models are in ``model.py``.
 """
@@ -187,6 +187,54 @@ class StateConfig(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None, Meta(description="Days that usage is kept; unset: for ever.")
     ] = None
     responses: StoredConfig = StoredConfig()
+
+
+class JobsConfig(Section, frozen=True, kw_only=True):
+    """Files of clients and batch jobs: /v1/files and /v1/batches."""
+
+    enabled: Annotated[
+        bool, Meta(description="Whether files and batches are served; off: their routes answer 400.")
+    ] = True
+    folder: Annotated[
+        str | None,
+        Meta(
+            description="Folder of the contents of files; unset: jobs in state.data_dir. Servers that share a database "
+            "and should work on the same batches share this folder."
+        ),
+    ] = None
+    max_file_bytes: Annotated[
+        int, Meta(description="Largest file that can be uploaded; a larger one is refused.", ge=1024)
+    ] = 200 * 1024 * 1024
+    max_bytes: Annotated[
+        int,
+        Meta(
+            description="Bytes of files that each tenant may have, results included; beyond them an upload is refused "
+            "and a running batch pauses.",
+            ge=1024,
+        ),
+    ] = 10 * 1024**3
+    max_age_s: Annotated[
+        float,
+        Meta(description="Seconds after which a file, and a batch that has ended, is deleted.", gt=0),
+    ] = 30 * 86_400.0
+    max_lines: Annotated[
+        int, Meta(description="Requests that one batch may have; a file with more is refused.", ge=1, le=1_000_000)
+    ] = 100_000
+    max_running: Annotated[
+        int, Meta(description="Batches that this server works on at the same time; the others wait.", ge=1, le=64)
+    ] = 4
+    max_in_flight: Annotated[
+        int,
+        Meta(
+            description="Requests of one batch that are asked at the same time, at most; fewer while the model has "
+            "other work.",
+            ge=1,
+            le=4096,
+        ),
+    ] = 256
+    max_open: Annotated[
+        int, Meta(description="Batches of one tenant that have not ended; one more is refused.", ge=1)
+    ] = 100
 
 
 class CacheConfig(Section, frozen=True, kw_only=True):

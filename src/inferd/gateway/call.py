@@ -96,6 +96,20 @@ class EventStream:
         self.content_type = content_type
 
 
+class Pieces:
+    """A whole answer of a known length that is read piece by piece while it is sent, such as the content of a file."""
+
+    __slots__ = ("content_type", "headers", "length", "pieces")
+
+    def __init__(
+        self, pieces: AsyncGenerator[bytes, None], length: int, content_type: bytes, headers: Headers = ()
+    ) -> None:
+        self.pieces = pieces
+        self.length = length
+        self.content_type = content_type
+        self.headers = headers
+
+
 class Switched:
     """No answer: the connection was switched to another protocol (WebSocket)."""
 

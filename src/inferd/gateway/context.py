@@ -15,6 +15,7 @@ from inferd.gateway.console.parts import Console
 from inferd.gateway.control import ControlActions
 from inferd.gateway.runs import Runs
 from inferd.gateway.upstream import Upstream
+from inferd.jobs.runner import Runner
 from inferd.observe import MetricsPage
 from inferd.observe.payloads.log import PayloadLog
 from inferd.observe.statistics import ModelTally
@@ -70,6 +71,8 @@ class Context(NamedTuple):
     """Stored responses and conversations; None: the server stores none."""
     runs: Runs | None = None
     """Background responses; None: the server stores none."""
+    jobs: Runner | None = None
+    """Files and batches; None: the server has none."""
     max_body_bytes: int = 0
     body_timeout_s: float = 0.0
     splits: Mapping[str, Split] = {}

@@ -126,6 +126,22 @@ class EnergyReport(msgspec.Struct, frozen=True, kw_only=True):
     tenants: list[UseReport]
 
 
+class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that has not ended."""
+
+    id: str
+    tenant: str
+    status: str
+    is_at_work: bool  # a server works on it; False: it waits for one
+    created_at: float  # seconds since the epoch
+    endpoint: str
+    model: str | None
+    total: int  # requests; 0: they are not counted yet
+    completed: int
+    failed: int
+    note: str  # why it does not go on at the moment; empty: it does
+
+
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     """GET /admin/status"""
 
@@ -142,6 +158,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     start: StartReport | None = None  # how the server itself started
     tenants: list[TenantReport] = []
     energy: EnergyReport | None = None  # None: devices are not read
+    jobs: list[BatchReport] = []  # of all servers that share the database; a tenant's key sees its own
     address: str = ""  # where clients on the server's machine find it: http://127.0.0.1:8000
 
 

@@ -14,7 +14,7 @@ from inferd import clock
 from inferd.errors import InferdError, InternalError
 from inferd.events import Emit
 from inferd.gateway.body.compression import MIN_BYTES, compressed
-from inferd.gateway.call import EVENTS_HEADERS, Call, EventStream, Response, Switched
+from inferd.gateway.call import EVENTS_HEADERS, Call, EventStream, Pieces, Response, Switched
 from inferd.gateway.errors import failure_of
 from inferd.gateway.generation.requests import error_frame
 from inferd.gateway.predictions import no_answer_error, response_of, several_answers_error
@@ -104,10 +104,13 @@ class HttpCall(Call):
 
     # -- the answer by a task ---------------------------------------------------------------
 
-    async def send(self, answer: Response | EventStream | Switched) -> None:
+    async def send(self, answer: Response | EventStream | Pieces | Switched) -> None:
         """Send a whole or streamed answer, after the recorders have stored it."""
         if isinstance(answer, Switched):
             self.status = 101
+            return
+        if isinstance(answer, Pieces):
+            await self._send_pieces(answer)
             return
         if isinstance(answer, EventStream):
             await self._send_events(answer)
@@ -131,6 +134,43 @@ class HttpCall(Call):
             await exchange.drained()
         self.is_complete = True
         exchange.finish()
+
+    async def _send_pieces(self, answer: Pieces) -> None:
+        """Send a content while it is read. The connection is cut where less of it can be read."""
+        exchange = self.exchange
+        left = 0 if self.method == "HEAD" else answer.length
+        failure: BaseException | None = None
+        try:
+            first = await anext(answer.pieces, b"") if left else b""  # its error is an answer with a status
+            self._begin_pieces(answer)
+            if first:
+                left -= self._write_piece(first)
+                async for piece in answer.pieces:
+                    await exchange.drained()
+                    left -= self._write_piece(piece)
+        except BaseException as error:
+            failure = error
+        try:
+            await answer.pieces.aclose()
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # its traceback refers to this frame
+            if left and exchange.has_begun:
+                exchange.cut()
+        if not left:
+            self.is_complete = True
+            exchange.finish()
+
+    def _begin_pieces(self, answer: Pieces) -> None:
+        self.status = 200
+        headers = (*self._id_headers(), *self.common_headers, *answer.headers)
+        self.exchange.begin(200, (*headers, (b"content-type", answer.content_type)), answer.length)
+
+    def _write_piece(self, piece: bytes) -> int:
+        self.response_bytes += len(piece)
+        self.exchange.write(piece)
+        return len(piece)
 
     def write(self, answer: Response) -> None:
         """Write a whole answer."""

@@ -12,14 +12,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from inferd.events import Operation
-from inferd.gateway.call import Answer, Call, Switched
+from inferd.gateway.call import Answer, Call, Pieces, Switched
 from inferd.gateway.context import Context
 from inferd.gateway.errors import OPENAI_ERRORS, ErrorShape
 from inferd.http.exchange import Headers
 from inferd.observe.payloads.texts import Texts
 from inferd.tenancy.principal import Scope
 
-Endpoint = Callable[[Context, Call, str], Awaitable[Answer | Switched]]
+Endpoint = Callable[[Context, Call, str], Awaitable[Answer | Pieces | Switched]]
 
 
 class Route(NamedTuple):
@@ -39,6 +39,7 @@ class Route(NamedTuple):
     success: int = 200
     also: tuple[int, ...] = ()  # further statuses whose answer is a ``response``
     needs_body: bool = True  # where there is a ``request``
+    request_media: str = "application/json"
     errors: ErrorShape = OPENAI_ERRORS
     query: type[msgspec.Struct] | None = None
     headers: Headers = ()  # of every answer of this route, errors included

@@ -62,6 +62,7 @@ from inferd.gateway.ollama.routes import ROUTES as OLLAMA_ROUTES
 from inferd.gateway.openai import models, texts
 from inferd.gateway.openai.chat import create_chat_completion
 from inferd.gateway.openai.completions import create_completion
+from inferd.gateway.openai.job_routes import JOB_ROUTES
 from inferd.gateway.openai.payloads import COMPLETION_TEXTS
 from inferd.gateway.openai.relay import relay_request
 from inferd.gateway.openai.relay_fields import CHAT, TEXT
@@ -747,6 +748,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *MESSAGES_ROUTES,
     *RESPONSES_ROUTES,
     *STORED_ROUTES,
+    *JOB_ROUTES,
     *DECISION_ROUTES,
     *OLLAMA_ROUTES,
     *TGI_ROUTES,

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from inferd import clock
-from inferd.errors import InferdError, StateUnavailable, StoredNotFound, Unauthenticated, WorkerDied
+from inferd.errors import InferdError, StateUnavailable, StoredNotFound, WorkerDied
 from inferd.gateway.call import DONE, Call
 from inferd.gateway.recorded_exchange import RecordedExchange
 from inferd.http.exchange import Exchange
@@ -28,7 +28,7 @@ from inferd.http.head import RequestHead
 from inferd.stored.documents import with_fields
 from inferd.stored.port import MAX_ATTEMPTS, RUNNING, ResponseStore, StoredResponse, Unfinished
 from inferd.stored.record import frames_after
-from inferd.tenancy.principal import OPERATOR, Door, Principal
+from inferd.tenancy.principal import Door, Principal, holder_of
 
 SWEEP_S: Final = 1.0
 """Time between two looks for responses that were cancelled elsewhere, or whose server has ended."""
@@ -255,7 +255,7 @@ class Runs:
             await self._take_over(unfinished)
 
     async def _take_over(self, unfinished: Unfinished) -> None:
-        principal = self._principal_of(unfinished)
+        principal = holder_of(self._door, unfinished.key_id, unfinished.tenant)
         if principal is None:
             message = "The server was restarted, and the API key of this response is not valid any more."
             await self._store.fail(unfinished.tenant, unfinished.id, "server_error", message)
@@ -266,19 +266,6 @@ class Runs:
         run.is_stored = True
         self._runs[run.id] = run
         self._start(run, request)
-
-    def _principal_of(self, unfinished: Unfinished) -> Principal | None:
-        key_id = unfinished.key_id
-        if key_id == OPERATOR.key_id:
-            found: Principal | None = OPERATOR
-        elif key_id:
-            found = self._door.holder(key_id)
-        else:
-            try:
-                found = self._door.authenticate(None)
-            except Unauthenticated:
-                return None
-        return found if found is not None and found.tenant == unfinished.tenant else None
 
     def _start(self, run: Run, request: _Request) -> None:
         task = asyncio.get_running_loop().create_task(self._compute(run, request))

@@ -28,6 +28,7 @@ from inferd.gateway.call import (
     Call,
     EventStream,
     Pending,
+    Pieces,
     Response,
     Switched,
     read_body,
@@ -52,6 +53,7 @@ from inferd.gateway.routes import ROUTES
 from inferd.gateway.runs import Runs
 from inferd.gateway.upstream import Upstream
 from inferd.http.exchange import ClientLeft, Exchange, Headers
+from inferd.jobs.runner import Runner
 from inferd.observe import MetricsPage
 from inferd.observe.payloads.log import PayloadLog
 from inferd.observe.statistics import ModelTally
@@ -133,7 +135,7 @@ class Gateway:
 
     async def _serve(self, call: HttpCall, principal: Principal | None) -> None:
         """Answer a call and close it. For ``PENDING`` the items of its request do both."""
-        answer: Answer | Switched | None = None
+        answer: Answer | Pieces | Switched | None = None
         refusal: Response | None = None  # of the endpoint; sent after the handler of its error has ended
         defect: Response | None = None  # likewise
         try:
@@ -167,7 +169,7 @@ class Gateway:
             if not isinstance(answer, Pending) or call.client_left:
                 call.close()
 
-    def _answering(self, call: HttpCall, known_as: Principal | None) -> Awaitable[Answer | Switched]:
+    def _answering(self, call: HttpCall, known_as: Principal | None) -> Awaitable[Answer | Pieces | Switched]:
         """The endpoint's answer to a call. Most heads are cached, and the route with them. Raises InferdError."""
         known: _Known | None = call.facts.route
         context = self._context
@@ -188,7 +190,7 @@ class Gateway:
             call.capture = context.payloads.begin(call.principal.tenant, call.unique, route.texts, call.head)
         return route.endpoint(context, call, known.rest)
 
-    async def _answer(self, call: HttpCall, known_as: Principal | None) -> Answer | Switched:
+    async def _answer(self, call: HttpCall, known_as: Principal | None) -> Answer | Pieces | Switched:
         if call.method == "OPTIONS" and call.path == "*":
             return Response(204, headers=((b"allow", b"GET, HEAD, POST, DELETE, OPTIONS"),))
         match = self._table.find(call.path)
@@ -240,7 +242,7 @@ class Gateway:
             call.facts.route = _Known(self._context, found, match.rest, credentials, call.common_headers)
         return await self._endpoint(call, found, match.rest)
 
-    async def _endpoint(self, call: HttpCall, route: Route, rest: str) -> Answer | Switched:
+    async def _endpoint(self, call: HttpCall, route: Route, rest: str) -> Answer | Pieces | Switched:
         if call.facts.is_async and route.method == "POST" and route.scope == "infer":
             return await self._begin_async(call)
         if route.scope == "admin" and self._context.audit is not None and is_recorded(route):
@@ -305,6 +307,7 @@ def create_app(
     payloads: PayloadLog | None = None,
     stored: ResponseStore | None = None,
     runs: Runs | None = None,
+    jobs: Runner | None = None,
     copies: Copies | None = None,
 ) -> Gateway:
     """The application in front of ``router``; ``metrics`` makes the page of ``GET /metrics``.
@@ -328,6 +331,7 @@ def create_app(
         payloads=payloads,
         stored=stored,
         runs=runs,
+        jobs=jobs,
         copies=copies,
     )
     return Gateway(context, principal)

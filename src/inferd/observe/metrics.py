@@ -29,6 +29,8 @@ TRACE_LOSSES = ("queue_full", "refused", "unavailable", "shutdown", "defect")
 RELOADS = ("accepted", "refused")
 STORED_KINDS = ("response", "conversation")
 STORED_BOUNDS = ("bytes", "age")
+OPEN_BATCHES = ("validating", "in_progress", "finalizing", "cancelling")
+ENDS_OF_BATCHES = ("completed", "failed", "expired", "cancelled")
 BLOCK_STATES = ("used", "cached", "free")
 ROLLOUT_STATES = (
     "pending",
@@ -732,6 +734,31 @@ STORED_DROPPED = Metric(
     "StoredDropped",
 )
 
+# -- files and batches -------------------------------------------------------------------------
+
+FILES = Metric("inferd_files", "Files of clients, of all tenants.", (), "JobsCounted")
+FILES_BYTES = Metric(
+    "inferd_files_bytes", "Bytes of the contents of files of clients, of all tenants.", (), "JobsCounted"
+)
+BATCHES = Metric(
+    "inferd_batches",
+    "Batches that have not ended, of all tenants, by status: validating (also those that wait), in_progress, "
+    "finalizing or cancelling.",
+    ("status",),
+    "JobsCounted",
+)
+BATCH_LINES = Metric(
+    "inferd_batch_requests_total",
+    "Requests of batches whose answers count, by result: done or failed.",
+    ("result",),
+    "LinesAnswered",
+)
+BATCHES_ENDED = Metric(
+    "inferd_batches_ended_total",
+    "Batches that ended at this server, by status: completed, failed, expired or cancelled.",
+    ("status",),
+    "BatchEnded",
+)
 # -- the gateway's process ---------------------------------------------------------------------
 
 # The names and texts of every Prometheus client.

@@ -22,6 +22,7 @@ from inferd.config.versions import base_of
 from inferd.errors import InferdError
 from inferd.events import (
     AdminActed,
+    BatchEnded,
     BreakerChanged,
     CacheLooked,
     ClientTurnedAway,
@@ -31,6 +32,8 @@ from inferd.events import (
     DriftRead,
     Event,
     HttpServed,
+    JobsCounted,
+    LinesAnswered,
     LoadProgress,
     ModelUnloaded,
     QueueChanged,
@@ -189,6 +192,14 @@ class Observer:
             self._store.value(m.STORED_ENTRIES, word)
         for word in m.STORED_BOUNDS:
             self._store.value(m.STORED_DROPPED, word)
+        for metric in (m.FILES, m.FILES_BYTES):
+            self._store.value(metric)
+        for word in m.OPEN_BATCHES:
+            self._store.value(m.BATCHES, word)
+        for word in ("done", "failed"):
+            self._store.value(m.BATCH_LINES, word)
+        for word in m.ENDS_OF_BATCHES:
+            self._store.value(m.BATCHES_ENDED, word)
         reader = Reader(self._store, self._requests.window, self._requests.enter)
         machine = MachineReader() if devices is None else MachineReader(devices.current)
         self.live = Live(self._store, reader, machine, self._models, now=now, wall=wall)
@@ -445,6 +456,16 @@ class Observer:
                     self._store.value(m.STORED_ENTRIES, word).set(count)
             case StoredDropped():
                 self._store.value(m.STORED_DROPPED, event.reason).add(event.count)
+            case JobsCounted():
+                self._store.value(m.FILES).set(event.num_files)
+                self._store.value(m.FILES_BYTES).set(event.num_bytes)
+                for status in m.OPEN_BATCHES:
+                    self._store.value(m.BATCHES, status).set(event.by_status.get(status, 0))
+            case LinesAnswered():
+                self._store.value(m.BATCH_LINES, "done").add(event.num_done)
+                self._store.value(m.BATCH_LINES, "failed").add(event.num_failed)
+            case BatchEnded():
+                self._store.value(m.BATCHES_ENDED, event.status).add()
             case AdminActed():
                 self._write("info", audit_line(event, self._wall()))
             case RolloutChanged():

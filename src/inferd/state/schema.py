@@ -100,6 +100,21 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # Of drift: the counts that a model's requests and answers are compared with.
         "CREATE TABLE drift_references (model TEXT PRIMARY KEY, reference BYTEA NOT NULL)",
     ),
+    (
+        # Files of clients, whose contents are in a folder, and batch jobs. gateway: the server that works on a batch,
+        # empty: none; fence: the number of its lease. ended_at: NULL while it goes on. num_bytes: of its results.
+        "CREATE TABLE files (tenant TEXT NOT NULL, id TEXT NOT NULL, created_at FLOAT8 NOT NULL, "
+        "expires_at FLOAT8 NOT NULL, purpose TEXT NOT NULL, filename TEXT NOT NULL, num_bytes BIGINT NOT NULL, "
+        "folder TEXT NOT NULL, PRIMARY KEY (tenant, id))",
+        "CREATE INDEX files_expiry ON files (expires_at)",
+        "CREATE INDEX files_id ON files (id)",
+        "CREATE TABLE batches (tenant TEXT NOT NULL, id TEXT NOT NULL, created_at FLOAT8 NOT NULL, ended_at FLOAT8, "
+        "input_file TEXT NOT NULL, folder TEXT NOT NULL, gateway TEXT NOT NULL, fence BIGINT NOT NULL, "
+        "num_bytes BIGINT NOT NULL, record BYTEA NOT NULL, PRIMARY KEY (tenant, id))",
+        # The database's own identity, which a folder of contents keeps too.
+        "CREATE TABLE jobs_owner (one BIGINT PRIMARY KEY, id TEXT NOT NULL)",
+        "CREATE INDEX batches_open ON batches (created_at) WHERE ended_at IS NULL",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

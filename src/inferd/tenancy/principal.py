@@ -11,6 +11,7 @@ from typing import Literal, Protocol, get_args
 import msgspec
 
 from inferd.config.versions import base_of
+from inferd.errors import Unauthenticated
 from inferd.types import Priority, Usage
 
 KeyScope = Literal["infer", "models", "metrics", "admin"]
@@ -94,6 +95,22 @@ class Door(Protocol):
         """Reserve one request and upper bounds of its tokens. Raises QuotaExceeded, whose ``retry_after_s`` says when
         the same request would be admitted."""
         ...
+
+
+def holder_of(door: Door, key_id: str, tenant: str) -> Principal | None:
+    """The principal of work that was begun with a key, or without one, of a tenant. None: it may not go on, because the
+    key has ended, or requests without a key are refused meanwhile."""
+    found: Principal | None
+    if key_id == OPERATOR.key_id:
+        found = OPERATOR
+    elif key_id:
+        found = door.holder(key_id)
+    else:
+        try:
+            found = door.authenticate(None)
+        except Unauthenticated:
+            return None
+    return found if found is not None and found.tenant == tenant else None
 
 
 class OpenPermit:

@@ -16,7 +16,15 @@ from inferd.cli.ready import threads_text
 from inferd.cli.running.control import Server, server_options
 from inferd.cli.terminal import console
 from inferd.config.units import bytes_text
-from inferd.gateway.control import EnergyReport, ModelReport, ReloadReport, ReplicaReport, ServerReport, TenantReport
+from inferd.gateway.control import (
+    BatchReport,
+    EnergyReport,
+    ModelReport,
+    ReloadReport,
+    ReplicaReport,
+    ServerReport,
+    TenantReport,
+)
 from inferd.observe.startup import LoadReport, Phase
 
 if TYPE_CHECKING:
@@ -33,6 +41,9 @@ _BAR: Final = 20
 """Columns of the bar of a load."""
 
 _SHADES: Final = "█▒▓░"
+
+MAX_JOBS: Final = 20
+"""Batch jobs that are shown."""
 
 _WIDE: Final = 110
 """Columns of a terminal from which on everything about a model fits beside its numbers."""
@@ -101,6 +112,8 @@ def rendered(report: ServerReport, name: str, width: int = _WIDE) -> RenderableT
         lines += reload_lines(report.last_reload)
     lines += [Text(), models_table(report.models, width)]
     lines += load_lines(report)
+    if report.jobs:
+        lines.append(jobs_table(report.jobs))
     if report.tenants:
         lines.append(tenants_table(report.tenants))
     if report.energy is not None:
@@ -253,6 +266,29 @@ def _bar(phases: Sequence[Phase], total: float) -> Text:
         bar.append(_SHADES[number % len(_SHADES)] * max(0, until - done))
         done = max(done, until)
     return bar.append(" " * (_BAR - done))
+
+
+def jobs_table(jobs: list[BatchReport]) -> RenderableType:
+    """The batch jobs that have not ended, the oldest first."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("batch job", overflow="fold", min_width=8)
+    for heading in ("tenant", "model", "state", "requests", "errors", "age"):
+        right = heading in ("requests", "errors", "age")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for job in jobs[:MAX_JOBS]:
+        state = job.status if job.is_at_work else "waits"
+        done = f"{job.completed + job.failed} of {job.total}" if job.total else "-"
+        age = duration(max(0.0, clock.wall() - job.created_at))
+        table.add_row(job.id, job.tenant or "-", job.model or "-", state, done, str(job.failed), age)
+    notes = [Text(f"{job.id}: {job.note}", style="yellow") for job in jobs[:MAX_JOBS] if job.note]
+    if len(jobs) > MAX_JOBS:
+        notes.append(Text(f"{len(jobs) - MAX_JOBS} more batch jobs", style="dim"))
+    return Group(table, *notes)
 
 
 def tenants_table(tenants: list[TenantReport]) -> Table:

@@ -13,7 +13,7 @@ import msgspec
 
 from inferd.errors import Forbidden, InferdError, StateUnavailable, Unavailable
 from inferd.gateway.admin.auditor import Auditor
-from inferd.gateway.call import Answer, Call, Response, Switched
+from inferd.gateway.call import Answer, Call, Pieces, Response, Switched
 from inferd.gateway.context import Context
 from inferd.gateway.control import ReloadReport
 from inferd.gateway.errors import invalid, shown
@@ -97,11 +97,11 @@ def is_recorded(route: Route) -> bool:
     return route.method != "GET"
 
 
-async def recorded(context: Context, call: Call, route: Route, rest: str) -> Answer | Switched:
+async def recorded(context: Context, call: Call, route: Route, rest: str) -> Answer | Pieces | Switched:
     """The answer of an admin route, carried out between the action's two lines. Raises as ``carry_out``."""
     action = ACTIONS.get((route.method, route.pattern), f"{route.method} {route.pattern}")
 
-    def outcome(answer: Answer | Switched) -> tuple[str, str]:
+    def outcome(answer: Answer | Pieces | Switched) -> tuple[str, str]:
         if not isinstance(answer, Response):
             return "done", ""
         detail = ""

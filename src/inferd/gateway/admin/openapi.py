@@ -133,6 +133,6 @@ def _operation(route: Route, refs: dict[Wire, Any], components: dict[str, Any]) 
     if route.request is not None:
         operation["requestBody"] = {
             "required": route.needs_body,
-            "content": {"application/json": {"schema": refs[route.request]}},
+            "content": {route.request_media: {"schema": refs[route.request]}},
         }
     return operation
