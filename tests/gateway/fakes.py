@@ -16,6 +16,7 @@ import uvloop
 
 from inferd.autoscale.controller import ScalingReport
 from inferd.config import Config, ModelConfig, ServerConfig
+from inferd.config.versioning import MlflowConfig
 from inferd.drift.monitors import DriftReport
 from inferd.drift.reference import Reference, StreamReference
 from inferd.errors import InferdError, InvalidRequest, ModelNotFound, StateUnavailable, Unauthenticated
@@ -28,6 +29,7 @@ from inferd.lifecycle.actions import Changed, NewFiles, RegistryActions
 from inferd.lifecycle.contract_diff import Contract
 from inferd.lifecycle.registry import Attachable, Entry, Version
 from inferd.lifecycle.stages import Action, Record
+from inferd.lifecycle.webhooks import Webhooks
 from inferd.observe import MetricsPage
 from inferd.observe.startup import LoadReport, Phase, StartReport, StartupReport
 from inferd.rollout.machine import Command, Progress
@@ -551,6 +553,7 @@ class FakeControl:
         self.rollouts = FakeRollouts()
         self.scaling = FakeScaling()
         self.drift = FakeDrift()
+        self.webhooks = Webhooks(MlflowConfig, lambda: self.asked.append("look"), time.time)
         self.asked: list[str] = []
         self.problems: tuple[str, ...] = ()
         self.failed: tuple[str, ...] = ()

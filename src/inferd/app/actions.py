@@ -29,6 +29,7 @@ from inferd.gateway.control import (
 )
 from inferd.jobs.store import JobReport, JobStore
 from inferd.lifecycle.actions import RegistryActions
+from inferd.lifecycle.webhooks import Webhooks
 from inferd.observe.devices import Devices
 from inferd.observe.startup import LoadReport, Startup, StartupReport
 from inferd.rollout.rollouts import Rollouts
@@ -81,6 +82,7 @@ class Actions:
         scaling: Autoscaler,
         versions: RegistryActions,
         drift: Monitors,
+        webhooks: Webhooks,
         stored: DurableStore | None = None,
         jobs: JobStore | None = None,
     ) -> None:
@@ -91,6 +93,7 @@ class Actions:
         self.scaling = scaling
         self.versions = versions
         self.drift = drift
+        self.webhooks = webhooks
         self._devices = devices
         self._address = address
         self._router = router

@@ -7,6 +7,7 @@ Adopting a configuration is the caller's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -49,6 +50,7 @@ class Reloader:
         self._settle_s = settle_s
         self._is_gone = False
         self._one_at_a_time = asyncio.Lock()
+        self._is_told = asyncio.Event()  # something outside the file is said to have changed
         self._read_version = version(source.path)
         self.last: ReloadReport | None = None
         self.since: float | None = None  # of the reload under way, in seconds since the epoch
@@ -83,13 +85,21 @@ class Reloader:
         """Poll what lies outside the file until cancelled."""
         has_changed = self._source.has_changed
         while has_changed is not None:
-            await asyncio.sleep(REFERENCES_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_told.wait(), REFERENCES_S)
+            self._is_told.clear()
             try:
                 if await asyncio.to_thread(has_changed):
                     _log.info("a version that %s names has changed", self._source.path)
                     await self._reload_itself("registry")
             except Exception:  # a loop's boundary: a defect must not end the following
                 _log.exception("versions could not be followed; the old configuration keeps serving")
+
+    def look_soon(self) -> None:
+        """Look now at what lies outside the file: something is said to have changed."""
+        if self._source.look_soon is not None:
+            self._source.look_soon()
+        self._is_told.set()
 
     async def _reload_itself(self, actor: str) -> None:
         """Reload because of a change that no operator asked for here, with a line in the audit log."""

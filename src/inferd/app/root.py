@@ -48,6 +48,7 @@ from inferd.jobs.folder import open_folder
 from inferd.jobs.runner import Runner
 from inferd.jobs.store import JobStore
 from inferd.lifecycle.actions import RegistryActions
+from inferd.lifecycle.webhooks import Webhooks
 from inferd.observe import Observer
 from inferd.observe.devices import Devices
 from inferd.observe.payloads.log import PayloadLog
@@ -293,6 +294,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         starting = asyncio.create_task(audit.record_own("start", "done", detail=f"version {__version__}"))
         stack.callback(starting.cancel)
         reloader = None if source is None else Reloader(source, site.adopt, emit, audit.record_own)
+        follows = reloader.look_soon if reloader is not None and config.server.reload else None
         path = None if source is None else source.path
         address = _address(config.server, ports.http.getsockname()[1])
         actions = Actions(
@@ -302,6 +304,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             scaling=scaling,
             versions=RegistryActions(control.state, lambda: site.config.registry, clock.wall),
             drift=monitors,
+            webhooks=Webhooks(lambda: site.config.mlflow, follows, clock.wall),
             stored=stored,
             jobs=job_store,
         )

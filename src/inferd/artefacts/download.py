@@ -30,6 +30,9 @@ from inferd.artefacts.manifest import CHUNK_BYTES, HashedFile, Progress, Totals,
 from inferd.artefacts.tree import find_files, not_verified
 from inferd.errors import ModelLoadError
 
+INTERRUPTED: Final = "download_interrupted"
+"""The code of the error for a server that did not give the whole file. Trying again later makes sense."""
+
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
 _MAX_PAUSE_S: Final = 30.0
@@ -121,10 +124,11 @@ def _run(transfer: _Transfer, timeout_s: float, attempts: int, pause: Callable[[
         except _Broken as broken:
             failures = 1 if transfer.size > size else failures + 1
             if failures >= attempts:
-                raise not_verified(
+                raise ModelLoadError(
                     f"{transfer.shown} could not be downloaded: {broken} after {transfer.size} bytes, in {attempts} "
                     "attempts. What has arrived is kept; check the server and the connection, and try again.",
                     param="source",
+                    code=INTERRUPTED,
                 ) from None
             pause(min(broken.after_s or 0.5 * 2 ** (failures - 1), _MAX_PAUSE_S))
 

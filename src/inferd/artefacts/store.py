@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -78,6 +78,45 @@ def checked_copy(
                 return Verified(place, manifest, expected.evidence)
         remove_unused(store, UNUSED_S)
         return _copied(path, expected, store, links_into, progress)
+    except OSError as error:
+        raise unwritable(store, error) from None
+
+
+def adopt(
+    manifest: Manifest,
+    bring: Callable[[], Mapping[str, Path]],
+    store: Path,
+    *,
+    is_folder: bool,
+    progress: Progress = silent,
+) -> Path:
+    """The place of files with this manifest, for this process's whole life: a folder, or its one file.
+
+    ``bring`` is called where the store does not have them. It returns the files by their paths in the manifest, hashed
+    by the caller, and they are moved. The phase for ``progress`` is 'verify'. Raises ModelLoadError.
+    """
+    _make_private(store)
+    place = store / manifest.tree_digest.removeprefix(TREE_PREFIX) / manifest.name
+    try:
+        _keep(place.parent)
+        if place.exists() and _is_intact(place, manifest, progress):
+            return place
+        files = bring()
+        remove_unused(store, UNUSED_S)
+        part = store / f"{_PART}{secrets.token_hex(8)}"
+        _keep(part)
+        try:
+            folder = part / "files"
+            for path, file in files.items():
+                to = folder / path
+                to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                shutil.move(file, to)
+            if place.exists():
+                os.rename(place, part / "damaged")
+            os.rename(folder if is_folder else folder / manifest.files[0].path, place)
+        finally:
+            _remove(part)
+        return place
     except OSError as error:
         raise unwritable(store, error) from None
 
@@ -150,7 +189,7 @@ _kept: dict[str, int] = {}
 
 def _keep(entry: Path) -> None:
     """Hold a shared lock of an entry until the process ends, and note its use. Raises OSError."""
-    while str(entry) not in _kept:
+    while not _is_held(entry):
         entry.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(entry, _OPEN)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -160,6 +199,18 @@ def _keep(entry: Path) -> None:
                 break
         os.close(descriptor)  # it was removed before the lock was given
     os.utime(entry)
+
+
+def _is_held(entry: Path) -> bool:
+    """Whether this process holds an entry's lock. An entry that was removed all the same is held no more."""
+    descriptor = _kept.get(str(entry))
+    if descriptor is None:
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(descriptor), entry.stat()):
+            return True
+    os.close(_kept.pop(str(entry)))
+    return False
 
 
 @contextlib.contextmanager

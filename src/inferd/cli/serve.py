@@ -53,10 +53,10 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
 
     SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class) or a Hugging
     Face Hub id (id@revision for a fixed version). registry:NAME@production is a version of 'inferd registry', by its
-    stage, number or alias. The default, 'demo', serves the bundled models: a chat model, to
-    which --name and the flags apply, and classifiers of digits and intents. openai:https://host/v1 serves the models of
-    a remote server: all that it lists, or the one that --name says. A .yaml file or a Triton model repository is read
-    again when it changes.
+    stage, number or alias, and mlflow:models:/NAME@ALIAS one of an MLflow server. The default, 'demo', serves the
+    bundled models: a chat model, to which --name and the flags apply, and classifiers of digits and intents.
+    openai:https://host/v1 serves the models of a remote server: all that it lists, or the one that --name says. A .yaml
+    file or a Triton model repository is read again when it changes.
 
     \b
     Examples:
@@ -232,7 +232,7 @@ def run(
     from inferd.lifecycle.sources import References
 
     references = References()
-    config = ready_to_load(references.resolved(config), loading, known)
+    config = ready_to_load(references.resolved(config, loading), loading, known)
     from inferd.app import root  # after the flags were checked, so that an error in them is reported at once
 
     if source is not None:
@@ -241,6 +241,7 @@ def run(
             source,
             read=lambda: checked(ready_to_load(references.resolved(read()), _silently)),
             has_changed=references.have_changed,
+            look_soon=references.look_soon,
         )
     edited = root.unchanged if words is None else words
     board = Board(config.models)

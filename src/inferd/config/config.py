@@ -8,7 +8,7 @@ from inferd.config.payloads import PayloadsConfig
 from inferd.config.section import Section
 from inferd.config.server import CacheConfig, JobsConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
 from inferd.config.tracing import TracingConfig
-from inferd.config.versioning import RegistryConfig
+from inferd.config.versioning import MlflowConfig, RegistryConfig
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -23,5 +23,6 @@ class Config(Section, frozen=True, kw_only=True):
     metrics: MetricsConfig = MetricsConfig()
     payloads: PayloadsConfig = PayloadsConfig()
     registry: RegistryConfig = RegistryConfig()
+    mlflow: MlflowConfig = MlflowConfig()
     tenants: dict[str, TenantConfig] = {}
     models: dict[str, ModelConfig] = {}

@@ -19,7 +19,7 @@ from inferd.config.rules import problems_between
 from inferd.config.server import CacheConfig, JobsConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
 from inferd.config.tracing import TracingConfig
 from inferd.config.tree import Problem, check, dotted
-from inferd.config.versioning import RegistryConfig
+from inferd.config.versioning import MlflowConfig, RegistryConfig
 from inferd.config.versions import expand_versions
 from inferd.config.yaml_file import read_yaml
 from inferd.errors import ConfigError
@@ -90,6 +90,9 @@ def model_name(source: str) -> str:
         return path.stem.removesuffix(".pkl").removesuffix(".joblib") or "model"  # classifier.pkl.onnx: classifier
     if source.startswith("registry:"):
         return source.removeprefix("registry:").partition("@")[0]
+    if source.startswith("mlflow:"):  # the name of the registered model, or the end of a run's path
+        name = source.rstrip("/").partition(":/")[2].rpartition("@")[0] or source.partition(":/")[2].strip("/")
+        return name.rpartition("/")[2] if ":runs:/" in source else name.partition("/")[0]
     if re.fullmatch(r"(\w+\.)*\w+:\w+|.+\.py:\w+", source):
         return source.rpartition(":")[2]
     if path.is_dir() or source.startswith((".", "/", "~")):
@@ -146,6 +149,7 @@ def _sound(tree: _Tree) -> Config:
         ("payloads", PayloadsConfig),
         ("registry", RegistryConfig),
         ("jobs", JobsConfig),
+        ("mlflow", MlflowConfig),
     ):
         with contextlib.suppress(msgspec.ValidationError):
             found[name] = msgspec.convert(tree.get(name, {}), kind)

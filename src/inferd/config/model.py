@@ -40,8 +40,8 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
         str,
         Meta(
             description="A folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class), "
-            "a Hugging Face Hub id (optionally id@revision), 'demo' for the bundled chat model, or "
-            "openai:https://host/v1 for a remote server."
+            "a Hugging Face Hub id (optionally id@revision), registry:NAME@production, mlflow:models:/NAME@ALIAS, "
+            "'demo' for the bundled chat model, or openai:https://host/v1 for a remote server."
         ),
     ]
     runtime: Annotated[

@@ -47,6 +47,7 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
     yield from _server(config)
     yield from _state(config)
     yield from _tracing(config)
+    yield from _mlflow(config, env)
     for name, model in config.models.items():
         yield from _model(name, model, env)
         yield from problems_of(("models", name), model, config.models)
@@ -133,6 +134,33 @@ def _tracing(config: Config) -> Iterator[Problem]:
         yield Problem(("tracing", "endpoint"), sentence)
     if tracing.headers_env is not None and tracing.headers_file is not None:
         yield Problem(("tracing", "headers_file"), "headers_env is given as well; keep one of them.")
+
+
+def _mlflow(config: Config, env: Mapping[str, str]) -> Iterator[Problem]:
+    mlflow = config.mlflow
+    if mlflow.url is not None and (sentence := _url_problem(mlflow.url)):
+        sentence = sentence.replace("api_key_env", "token_env").replace("api_key_file", "token_file")
+        yield Problem(("mlflow", "url"), sentence)
+    if mlflow.token_env is not None and mlflow.token_file is not None:
+        yield Problem(("mlflow", "token_file"), "token_env is given as well; keep one of them.")
+    if mlflow.username is not None and (mlflow.token_env is not None or mlflow.token_file is not None):
+        yield Problem(("mlflow", "username"), "a token is given as well; keep one of them.")
+    if mlflow.webhook_secret_env is not None and mlflow.webhook_secret_file is not None:
+        yield Problem(("mlflow", "webhook_secret_file"), "webhook_secret_env is given as well; keep one of them.")
+    for field in ("token_env", "password_env", "webhook_secret_env"):
+        variable = getattr(mlflow, field)
+        if variable is not None and not _VARIABLE.fullmatch(variable):
+            sentence = "this is not the name of an environment variable; write the variable's name, never the secret."
+            yield Problem(("mlflow", field), sentence)
+        elif variable is not None and not env.get(variable, "").strip():
+            yield Problem(("mlflow", field), f"the environment variable {variable} is not set; set it to the secret.")
+    for field in ("token_file", "webhook_secret_file"):
+        path = getattr(mlflow, field)
+        if path is not None and (sentence := _unreadable(path, "the secret")):
+            yield Problem(("mlflow", field), sentence)
+    for index, root in enumerate(mlflow.artifact_roots):
+        if not Path(root).expanduser().is_dir():
+            yield Problem(("mlflow", "artifact_roots", index), f"there is no folder {root!r}; check the path.")
 
 
 def _unwritable(folder: Path) -> str | None:

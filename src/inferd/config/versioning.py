@@ -267,6 +267,53 @@ class RolloutConfig(Section, frozen=True, kw_only=True):
         return found
 
 
+class MlflowConfig(Section, frozen=True, kw_only=True):
+    """The MLflow server that sources such as mlflow:models:/churn@champion name."""
+
+    url: Annotated[
+        str | None,
+        Meta(description="Address of the server: https://mlflow.example.com. Unset: MLFLOW_TRACKING_URI."),
+    ] = None
+    token_env: Annotated[
+        str | None,
+        Meta(description="Environment variable that holds a bearer token. Unset: MLFLOW_TRACKING_TOKEN, if it is set."),
+    ] = None
+    token_file: Annotated[
+        str | None, Meta(description="File that holds a bearer token; read again whenever the server is asked.")
+    ] = None
+    username: Annotated[
+        str | None,
+        Meta(description="Name for HTTP basic authentication. Unset: MLFLOW_TRACKING_USERNAME, if it is set."),
+    ] = None
+    password_env: Annotated[
+        str | None,
+        Meta(description="Environment variable that holds its password. Unset: MLFLOW_TRACKING_PASSWORD."),
+    ] = None
+    timeout_s: Annotated[
+        float,
+        Meta(description="Longest time for one answer of the registry, and for each read of a download.", gt=0, le=600),
+    ] = 10.0
+    poll_s: Annotated[
+        float,
+        Meta(description="Seconds between two looks at the aliases that models follow.", ge=1, le=86_400),
+    ] = 10.0
+    artifact_roots: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Folders of this machine from which versions may be copied whose artifacts are files (file:). "
+            "None: all artifacts come through the server."
+        ),
+    ] = ()
+    webhook_secret_env: Annotated[
+        str | None,
+        Meta(
+            description="Environment variable that holds the secret of the server's webhook to "
+            "/admin/mlflow/webhook. Unset, and the file as well: webhooks are refused."
+        ),
+    ] = None
+    webhook_secret_file: Annotated[str | None, Meta(description="File that holds that secret.")] = None
+
+
 class SignatureConfig(Section, frozen=True, kw_only=True):
     """The signature of a model by OMS v1.0 (OpenSSF Model Signing), and whose it must be."""
 

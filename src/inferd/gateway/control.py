@@ -17,6 +17,7 @@ from inferd.drift.monitors import DriftReport
 from inferd.drift.reference import Reference
 from inferd.gateway.upstream import ModelState
 from inferd.lifecycle.actions import RegistryActions
+from inferd.lifecycle.webhooks import Delivery
 from inferd.observe.startup import LoadReport, StartReport, StartupReport
 from inferd.rollout.machine import Command
 from inferd.rollout.rollouts import RolloutReport
@@ -240,6 +241,16 @@ class ScalingActions(Protocol):
         ...
 
 
+class WebhookActions(Protocol):
+    """Messages of an MLflow server."""
+
+    def check_delivery(self, delivery: Delivery) -> None:
+        """May block. Raises Unauthenticated for a message that is forged, too old, or was accepted before."""
+
+    def look_soon(self) -> None:
+        """Look at the MLflow registry now. Raises InvalidRequest where nothing follows it."""
+
+
 class ControlActions(Protocol):
     """The operations on a running server."""
 
@@ -257,6 +268,9 @@ class ControlActions(Protocol):
 
     @property
     def drift(self) -> DriftActions: ...
+
+    @property
+    def webhooks(self) -> WebhookActions: ...
 
     def status(self) -> ServerReport: ...
 

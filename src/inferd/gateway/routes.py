@@ -40,7 +40,6 @@ from inferd.gateway.kserve import models as kserve
 from inferd.gateway.kserve import rest as v2
 from inferd.gateway.kserve.generate import GENERATE_TEXTS, TextAnswer, TextRequest
 from inferd.gateway.kserve.invocations import (
-    MLFLOW_ERRORS,
     InstancesRequest,
     InvocationRequest,
     Predictions,
@@ -58,6 +57,9 @@ from inferd.gateway.kserve.wire import (
     Ready,
     RepositoryRequest,
 )
+from inferd.gateway.mlflow import registry as mlflow
+from inferd.gateway.mlflow import wire as mlflow_wire
+from inferd.gateway.mlflow.webhook import WebhookAccepted, WebhookEvent, accept_webhook
 from inferd.gateway.ollama.routes import ROUTES as OLLAMA_ROUTES
 from inferd.gateway.openai import models, texts
 from inferd.gateway.openai.chat import create_chat_completion
@@ -685,6 +687,57 @@ def _registry() -> tuple[Route, ...]:
     )
 
 
+def _mlflow() -> tuple[Route, ...]:
+    """The registry of versions for MLflow's client, and the messages of an MLflow server, whose signature is their
+    key."""
+    models, versions = f"{mlflow_wire.API}registered-models", f"{mlflow_wire.API}model-versions"
+
+    def get(
+        pattern: str,
+        endpoint: Endpoint,
+        summary: str,
+        response: type[msgspec.Struct],
+        query: type[msgspec.Struct],
+        *statuses: int,
+    ) -> Route:
+        return _admin("GET", pattern, endpoint, summary, response, 400, *statuses, query=query)
+
+    reads = (
+        get(
+            f"{models}/get", mlflow.get_model, "A model.", mlflow_wire.RegisteredModelAnswer, mlflow_wire.NameQuery, 404
+        ),
+        get(f"{models}/search", mlflow.search_models, "Models.", mlflow_wire.RegisteredModels, mlflow_wire.SearchQuery),
+        get(
+            *(f"{models}/get-latest-versions", mlflow.get_latest, "The newest version of each stage."),
+            *(mlflow_wire.ModelVersions, mlflow_wire.LatestQuery, 404),
+        ),
+        get(
+            *(f"{models}/alias", mlflow.get_by_alias, "The version that an alias names."),
+            *(mlflow_wire.ModelVersionAnswer, mlflow_wire.AliasQuery, 404),
+        ),
+        get(
+            *(f"{versions}/get", mlflow.get_version, "A version."),
+            *(mlflow_wire.ModelVersionAnswer, mlflow_wire.VersionQuery, 404),
+        ),
+        get(
+            *(f"{versions}/search", mlflow.search_versions, "Versions."),
+            *(mlflow_wire.ModelVersions, mlflow_wire.SearchQuery),
+        ),
+        get(
+            *(f"{versions}/get-download-uri", mlflow.get_download_uri, "Where a version's files are."),
+            *(mlflow_wire.DownloadUri, mlflow_wire.VersionQuery, 404),
+        ),
+    )
+    webhook = Route(
+        *("POST", "/admin/mlflow/webhook", "public", accept_webhook, "An MLflow registry has changed: look at it."),
+        request=WebhookEvent,
+        response=WebhookAccepted,
+        statuses=(400, 401, 408, 413, 415, 503),
+        success=202,
+    )
+    return (*[route._replace(errors=mlflow_wire.MLFLOW_ERRORS) for route in reads], webhook)
+
+
 def _drift() -> tuple[Route, ...]:
     """How like their references the requests and answers of models are."""
     one = "/admin/drift/{model}"
@@ -716,7 +769,7 @@ def _invocations() -> tuple[Route, ...]:
         Predictions,
         operations.PREDICT,
     )
-    mlflow = _post(
+    mlflow_rows = _post(
         "/invocations",
         invoke,
         "The same as MLflow and SageMaker ask; also a table as text/csv.",
@@ -724,7 +777,7 @@ def _invocations() -> tuple[Route, ...]:
         Predictions,
         operations.PREDICT,
     )
-    return (v1._replace(errors=KSERVE_ERRORS), mlflow._replace(errors=MLFLOW_ERRORS))
+    return (v1._replace(errors=KSERVE_ERRORS), mlflow_rows._replace(errors=mlflow_wire.MLFLOW_ERRORS))
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -833,6 +886,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *_scaling(),
     *_registry(),
     *_drift(),
+    *_mlflow(),
     _admin("GET", "/admin/keys", _list_keys, "The keys, without their secrets.", admin.KeyList),
     _admin(
         "POST",

@@ -46,6 +46,8 @@ from inferd.gateway.errors import (
     printable,
 )
 from inferd.gateway.http_call import HttpCall
+from inferd.gateway.mlflow.wire import API as MLFLOW_API
+from inferd.gateway.mlflow.wire import MLFLOW_ERRORS, READ_ONLY
 from inferd.gateway.openai.relay_fields import remote_models
 from inferd.gateway.origin import Origins
 from inferd.gateway.route import Match, Route, RouteTable
@@ -197,6 +199,9 @@ class Gateway:
         if match is None:
             if call.path.startswith("/v2/"):
                 call.errors = KSERVE_ERRORS
+            elif call.path.startswith(MLFLOW_API):
+                call.errors = MLFLOW_ERRORS
+                raise RouteNotFound(READ_ONLY)
             raise RouteNotFound(f"There is nothing at {printable(call.path, 200)!r}; /docs lists what there is.")
         call.route, call.operation, call.errors = match.pattern, match.first.operation, match.first.errors
         found = match.by_method.get("GET" if call.method == "HEAD" else call.method)
@@ -276,9 +281,8 @@ def _is_browser(call: Call) -> bool:
 
 
 def _not_allowed(call: Call, match: Match) -> MethodNotAllowed:
-    return MethodNotAllowed(
-        f"{match.pattern} does not allow {printable(call.method)}; use {match.allow}.", allow=match.allow
-    )
+    remedy = f". {READ_ONLY}" if match.pattern.startswith(MLFLOW_API) else f"; use {match.allow}."
+    return MethodNotAllowed(f"{match.pattern} does not allow {printable(call.method)}{remedy}", allow=match.allow)
 
 
 _openapi = functools.cache(openapi_document)

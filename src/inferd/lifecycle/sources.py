@@ -1,8 +1,8 @@
 """References to versions as sources of models: from ``registry:churn@production`` to the files with their digest.
 
-A reference names a stage, a number or an alias; without one it is the version in production. The configuration that is
-served has the registered files as the source and the registered digest in ``verify``, so that the loader makes a copy
-that is compared with it. Nothing else knows references.
+A reference to the registry names a stage, a number or an alias; without one it is the version in production. One to an
+MLflow server is read by ``mlflow_references.py``. The configuration that is served has files as the source and their
+digest in ``verify``, so that the loader compares what it loads with it. Nothing else knows references.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Final
 
 import msgspec
@@ -18,8 +19,9 @@ from inferd.config import Config, ModelConfig
 from inferd.config.versioning import RegistryConfig, VerifyConfig
 from inferd.errors import InferdError, ModelLoadError, StateUnavailable
 from inferd.lifecycle import registry
+from inferd.lifecycle.mlflow_references import MlflowReferences, Showing
 from inferd.lifecycle.registry import Version
-from inferd.registry.source import is_reference
+from inferd.registry.source import Progress, silent
 from inferd.state.database import Database, number
 from inferd.state.folder import data_folder, make_folder
 from inferd.state.open import open_database
@@ -27,44 +29,35 @@ from inferd.state.open import open_database
 PREFIX: Final = "registry:"
 
 
+def _silently(title: str) -> AbstractContextManager[Progress]:
+    return contextlib.nullcontext(silent)
+
+
 class References:
     """The references of one server. Every method may block, and one thread at a time uses the database."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._config: Config | None = None  # as it was read last, with references
+        self._config: Config | None = None  # as it was read last, with references to the registry
         self._counter = -1  # of changes of the registry, when it was looked at last
         self._seen: Mapping[str, str] = {}  # digests, by reference
+        self._mlflow = MlflowReferences()
         self._registered: dict[tuple[str, str], str] = {}  # NAME@NUMBER, by the entry and its digest
 
-    def resolved(self, config: Config) -> Config:
-        """The configuration with files instead of references. Raises ModelLoadError with everything that cannot be
-        served, and ConfigError or StateUnavailable where the database cannot be used."""
-        names = [name for name, model in config.models.items() if is_reference(model.source)]
+    def resolved(self, config: Config, showing: Showing = _silently) -> Config:
+        """The configuration with files instead of references. ``showing`` shows the progress of downloads. Raises
+        ModelLoadError with everything that cannot be served, and ConfigError or StateUnavailable where the database
+        cannot be used."""
+        problems: list[str] = []
         with self._lock:
-            self._config = config if names else None
-            if not names:
-                return config
-            with contextlib.closing(_opened(config)) as database:
-                self._counter = _counter(database)
-                models, seen = dict(config.models), {}
-                problems = []
-                for name in names:
-                    model = config.models[name]
-                    try:
-                        version = _version(database, model.source, config.registry)
-                        models[name] = _loading(model, version)
-                        self._registered[name, version.digest] = f"{version.name}@{version.version}"
-                        seen[model.source] = version.digest
-                    except InferdError as error:
-                        if isinstance(error, StateUnavailable):
-                            raise
-                        problems.append(f"models.{name}.source: {error.message}")
-                        seen[model.source] = ""
-            self._seen = seen
+            models = {
+                **config.models,
+                **self._of_registry(config, problems),
+                **self._mlflow.resolved(config, problems, showing),
+            }
         if problems:
             raise ModelLoadError(_listed(problems), param="source")
-        return msgspec.structs.replace(config, models=models)
+        return msgspec.structs.replace(config, models=models) if models != config.models else config
 
     def registered(self, config: Config) -> dict[str, str]:
         """The versions, as NAME@NUMBER, by the names of their entries in a configuration that ``resolved`` has made."""
@@ -77,21 +70,52 @@ class References:
 
     def have_changed(self) -> bool:
         """Whether a reference leads to other files than when this was called or ``resolved`` before. False while the
-        database does not answer."""
+        database or the MLflow server does not answer."""
         with self._lock:
-            if self._config is None:
-                return False
-            try:
-                with contextlib.closing(_opened(self._config)) as database:
-                    counter = _counter(database)
-                    if counter == self._counter:
-                        return False
-                    found = {ref: self._digest(database, ref, self._config.registry) for ref in self._seen}
-            except InferdError:
-                return False
-            self._counter = counter
-            before, self._seen = self._seen, found
-            return found != before
+            return self._registry_has_changed() or self._mlflow.have_moved()
+
+    def look_soon(self) -> None:
+        """Ask the MLflow server at the next ``have_changed``. Does not block."""
+        self._mlflow.look_soon()
+
+    def _of_registry(self, config: Config, problems: list[str]) -> dict[str, ModelConfig]:
+        """The models that come from the registry, with their files."""
+        names = [name for name, model in config.models.items() if model.source.startswith(PREFIX)]
+        self._config = config if names else None
+        if not names:
+            return {}
+        models, seen = {}, {}
+        with contextlib.closing(_opened(config)) as database:
+            self._counter = _counter(database)
+            for name in names:
+                model = config.models[name]
+                try:
+                    version = _version(database, model.source, config.registry)
+                    models[name] = _loading(model, version)
+                    self._registered[name, version.digest] = f"{version.name}@{version.version}"
+                    seen[model.source] = version.digest
+                except InferdError as error:
+                    if isinstance(error, StateUnavailable):
+                        raise
+                    problems.append(f"models.{name}.source: {error.message}")
+                    seen[model.source] = ""
+        self._seen = seen
+        return models
+
+    def _registry_has_changed(self) -> bool:
+        if self._config is None:
+            return False
+        try:
+            with contextlib.closing(_opened(self._config)) as database:
+                counter = _counter(database)
+                if counter == self._counter:
+                    return False
+                found = {ref: self._digest(database, ref, self._config.registry) for ref in self._seen}
+        except InferdError:
+            return False
+        self._counter = counter
+        before, self._seen = self._seen, found
+        return found != before
 
     def _digest(self, database: Database, ref: str, settings: RegistryConfig) -> str:
         """Empty where the reference leads to nothing that may be served. Raises StateUnavailable."""

@@ -28,7 +28,7 @@ _BUNDLED = (*models.NAMES, *models.CLASSIFIERS)
 _CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*|.+\.py:[A-Za-z_]\w*", re.DOTALL)
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
-REFERENCES: Final = ("registry:",)
+REFERENCES: Final = ("registry:", "mlflow:")
 """How sources begin that a registry of versions leads to files (``lifecycle/sources.py``)."""
 
 MODEL_SUFFIXES: Final = (

@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from inferd.errors import InferdError
 from inferd.gateway.body.compression import wanted_encoding
 from inferd.gateway.call import Answer, Call
 from inferd.gateway.context import Context
-from inferd.gateway.errors import MAX_MESSAGE_CHARS, ErrorShape, UnsupportedMediaType, invalid, kind_of, printable
+from inferd.gateway.errors import UnsupportedMediaType, invalid, printable
 from inferd.gateway.kserve.rest import read_tensor_body, task_of
 from inferd.gateway.kserve.served import Served, draw_served_version, find_served, served_models
 from inferd.gateway.predictions import predict
@@ -22,33 +21,6 @@ from inferd.gateway.terms import PredictFields
 _TARGET: Final = b"x-amzn-sagemaker-target-model"
 CSV_TYPE: Final = b"text/csv"
 _JSON: Final = "invocations"
-_CODES: Final = {
-    400: "BAD_REQUEST",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "RESOURCE_DOES_NOT_EXIST",
-    429: "REQUEST_LIMIT_EXCEEDED",
-    503: "TEMPORARILY_UNAVAILABLE",
-}
-
-
-class MlflowError(msgspec.Struct, frozen=True):
-    """The body of an error answer in MLflow's dialect."""
-
-    error_code: str
-    message: str
-
-
-def _mlflow_error(error: InferdError, request_id: str) -> bytes:
-    status = kind_of(error).status
-    code = _CODES.get(status, "INTERNAL_ERROR" if status >= 500 else "BAD_REQUEST")
-    message = error.message if status != 500 else "The server met an internal error; the log has the details."
-    return msgspec.json.encode(MlflowError(code, printable(message, MAX_MESSAGE_CHARS)))
-
-
-MLFLOW_ERRORS: Final = ErrorShape(MlflowError, _mlflow_error)
-
-
 # -- types for the OpenAPI document --------------------------------------------------------------
 
 
