@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def process() -> Iterator[None]:
     """A server that left ignores signals, and one that was ready keeps its objects; the process of the tests goes on."""
     before, threshold = [signal.getsignal(number) for number in SIGNALS], gc.get_threshold()
+    interval_s = sys.getswitchinterval()
     yield
+    sys.setswitchinterval(interval_s)
     gc.unfreeze()
     gc.set_threshold(*threshold)
     for number, handler in zip(SIGNALS, before, strict=True):
@@ -168,6 +171,11 @@ def test_a_server_raises_its_limit_of_open_files_and_lowers_none(tmp_path: Path)
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (MAX_FILES + 1, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_event_loop_of_a_server_waits_a_millisecond_for_a_thread_in_python_code(tmp_path: Path) -> None:
+    serve(config(tmp_path, free_port()))
+    assert sys.getswitchinterval() == pytest.approx(0.001)
 
 
 def refused(wanted: Config, kind: type[InferdError], part: str) -> None:

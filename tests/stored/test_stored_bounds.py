@@ -12,6 +12,7 @@ from tests.stored.conftest import Open, item, made
 from inferd.errors import InvalidRequest, StateUnavailable, StoredNotFound
 from inferd.events import Event, StoredCounted, StoredDropped
 from inferd.state.database import Database
+from inferd.stored import refusals
 from inferd.stored.documents import id_of
 from inferd.stored.port import PageQuery
 from inferd.stored.store import DurableStore
@@ -150,6 +151,52 @@ def test_a_chain_of_ten_thousand_is_read(open_store: Open) -> None:
             items = await store.history("a", chain[-1].id)
             assert len(items) == 20_000
             assert [id_of(each) for each in items[::2]] == [f"msg_in{response.id}" for response in chain]
+
+    asyncio.run(main())
+
+
+def test_a_chain_is_read_up_to_its_number_of_responses_and_its_bytes(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with open_store() as store:
+            first = made(given="one")
+            second = made(given="two", previous=first.id)
+            for response in (first, second):
+                await store.put(response)
+            ((size,),) = await store._read(lambda rows: rows.rows("SELECT SUM(item_bytes) FROM responses"))
+            assert isinstance(size, int)
+            for number, num_bytes, is_read in ((2, size, True), (1, size, False), (2, size - 1, False)):
+                monkeypatch.setattr(refusals, "MAX_CHAIN", number)
+                monkeypatch.setattr(refusals, "MAX_HISTORY_BYTES", num_bytes)
+                if is_read:
+                    assert len(await store.history("a", second.id)) == 4
+                    continue
+                with pytest.raises(InvalidRequest, match="more than 1 responses" if number == 1 else "of items") as no:
+                    await store.history("a", second.id)
+                assert (no.value.code, no.value.param) == ("history_too_long", "previous_response_id")
+
+    asyncio.run(main())
+
+
+def test_a_conversation_takes_items_up_to_its_bytes(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with open_store() as store:
+            name = (await store.create_conversation("a", b"{}", [item("1", "msg_1")])).id
+            query = "SELECT num_bytes FROM conversations"
+            ((before,),) = await store._read(lambda rows: rows.rows(query))
+            await store.append("a", name, [item("2", "msg_2")])
+            ((after,),) = await store._read(lambda rows: rows.rows(query))
+            assert isinstance(before, int)
+            assert isinstance(after, int)
+            monkeypatch.setattr(refusals, "MAX_HISTORY_BYTES", 2 * after - before)
+            await store.append("a", name, [item("3", "msg_3")])
+            with pytest.raises(InvalidRequest) as refused:
+                await store.append("a", name, [item("4", "msg_4")])
+            assert (refused.value.code, refused.value.param) == ("history_too_long", "conversation")
+            monkeypatch.setattr(refusals, "MAX_HISTORY_BYTES", 1)
+            await store.delete_conversation_item("a", name, "msg_2")  # one that is too long may become shorter
+            assert len(await store.conversation_items("a", name)) == 2
 
     asyncio.run(main())
 
