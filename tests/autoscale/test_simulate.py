@@ -113,6 +113,14 @@ def test_an_empty_model_goes_to_zero_where_it_may() -> None:
     assert kept.ticks[-1].desired == 1
 
 
+@pytest.mark.parametrize(
+    ("part", "value"), [(0.0, 1.0), (0.01, 1.0), (0.25, 1.0), (0.26, 2.0), (0.5, 2.0), (0.95, 4.0), (1.0, 4.0)]
+)
+def test_a_quantile_is_the_value_of_the_nearest_rank(part: float, value: float) -> None:
+    assert quantile([3.0, 1.0, 4.0, 2.0], part) == value
+    assert quantile([], part) == 0.0
+
+
 def test_the_picture_is_whole_xml_and_shows_each_outcome() -> None:
     from xml.etree import ElementTree
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from inferd.errors import ConfigError
 from inferd.events import ClientTurnedAway
 from inferd.http.limits import MAX_HEADER_BYTES
 from inferd.http.listener import MAX_REJECTED, bind
+from inferd.http.upgrade import address_of
 from inferd.types import Delta, End, Output, PromptReport, Usage
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
@@ -410,3 +412,18 @@ def test_a_port_in_use_is_named_with_the_remedy(server: Running) -> None:
         bind(ServerConfig(port=server.port))
     with pytest.raises(ConfigError, match="Cannot listen on"):
         bind(ServerConfig(host="192.0.2.1", port=0))
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        (("192.0.2.1", 4711), "192.0.2.1"),
+        (("2001:db8::1", 4711, 0, 0), "2001:db8::1"),
+        ("/run/client", ""),
+        ("", ""),
+        ((), ""),
+        (None, ""),
+    ],
+)
+def test_the_address_of_a_client_is_without_its_port(peer: object, address: str) -> None:
+    assert address_of(asyncio.BaseTransport({"peername": peer})) == address

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.gateway.windows.window_site import SUM, Site, floats
 
 from inferd import clock
-from inferd.http.websocket import CLOSE_S, MAX_MESSAGE_BYTES, READ_BYTES, WebSocket
+from inferd.http.websocket import CLOSE_S, MAX_MESSAGE_BYTES, PING_EVERY_S, PONG_S, READ_BYTES, WebSocket
 
 TEXT, BINARY, CONT, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 KEY = base64.b64encode(bytes(16)).decode()
@@ -304,6 +304,30 @@ def test_a_connection_that_does_not_answer_the_close_is_cut_off(site: Site) -> N
             socket.check_timeouts(clock.now() + CLOSE_S - 1)
             assert socket in site.gateway.connections
             socket.check_timeouts(clock.now() + CLOSE_S + 1)
+            await site.until(lambda: not site.gateway.connections)
+
+    site.talk(then)
+
+
+def test_a_silent_connection_is_pinged_and_is_cut_off_where_nothing_follows(site: Site) -> None:
+    async def then() -> None:
+        async with opened(site) as client:
+            (socket,) = site.gateway.connections
+            assert isinstance(socket, WebSocket)
+
+            async def is_heard() -> bool:
+                client.writer.write(frame(PONG) + frame(PING, b"heard"))
+                return await client.frame() == (PONG, b"heard")
+
+            socket.check_timeouts(clock.now() + PING_EVERY_S - 5)
+            assert await is_heard(), "no ping came before its time"
+            for waits_s in (PONG_S - 1, PONG_S + 1):
+                silent = clock.now() + PING_EVERY_S + 1
+                socket.check_timeouts(silent)
+                assert (await client.frame())[0] == PING
+                socket.check_timeouts(silent + waits_s)
+                if waits_s < PONG_S:
+                    assert await is_heard()
             await site.until(lambda: not site.gateway.connections)
 
     site.talk(then)

@@ -290,6 +290,12 @@ EQUIVALENT: Final = (
         "if soft != resource.RLIM_INFINITY and soft <= wanted:",
         "A limit that is set to what it is stays.",
     ),
+    Equivalent(
+        "state/audit.py",
+        "if len(found) >= limit:",
+        "if len(found) > limit:",
+        "One file more is read, and the entries are cut to their number all the same.",
+    ),
 )
 
 

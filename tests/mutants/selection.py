@@ -19,6 +19,7 @@ _SERVED: Final = {"INFERD_TEST_REDIS_URL": "cache/redis.py", "INFERD_TEST_POSTGR
 UNTRIED: Final = (
     "engine/cuda/",
     "native/triton/",
+    "autoscale/picture.py",
     "benchmark/report.py",
     *(file for name, file in _SERVED.items() if name not in os.environ),
 )

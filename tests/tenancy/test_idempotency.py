@@ -187,6 +187,26 @@ def test_answers_are_forgotten_after_their_time(
     place.close()
 
 
+def test_the_answer_of_another_server_is_forgotten_after_its_time(
+    state_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = Place(state_url, tmp_path, ttl_s=60.0), Place(state_url, tmp_path, ttl_s=60.0)
+
+    async def run() -> None:
+        runs: list[int] = []
+        await executed(one.store, runs)
+        wall, now = clock.wall(), clock.now()
+        for later_s, num_runs in ((0, 1), (58, 1), (61, 2)):
+            monkeypatch.setattr("inferd.clock.wall", lambda later_s=later_s: wall + later_s)
+            monkeypatch.setattr("inferd.clock.now", lambda later_s=later_s: now + later_s)
+            await executed(two.store, runs)
+            assert len(runs) == num_runs
+
+    asyncio.run(run())
+    one.close()
+    two.close()
+
+
 def test_a_forgotten_answer_is_in_no_file_any_more(tmp_path: Path) -> None:
     place = Place(f"sqlite://{tmp_path}/state.db", tmp_path, ttl_s=0.01)
 

@@ -92,6 +92,18 @@ def test_a_block_that_changes_the_table_changes_its_version() -> None:
     assert decoder.version == before
 
 
+def test_a_block_that_resizes_the_table_changes_its_version() -> None:
+    """Its fields mean something else afterwards, or nothing."""
+    encoder, decoder = hpack.Encoder(), ours.Decoder()
+    decoder.decode(encoder.encode([(b"a", b"b")]), 1000)
+    again, before = encoder.encode([(b"a", b"b")]), decoder.version
+    assert decoder.decode(again, 1000) == [(b"a", b"b")]
+    assert decoder.decode(b"\x20", 1000) == []
+    assert decoder.version != before
+    with pytest.raises(ours.HpackError):
+        decoder.decode(again, 1000)
+
+
 def test_headers_that_are_too_large_are_not_kept_and_the_table_is() -> None:
     encoder, decoder = hpack.Encoder(), ours.Decoder()
     encoder.encode([(b"big", b"v" * 3000)])

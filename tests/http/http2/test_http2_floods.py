@@ -397,6 +397,7 @@ def test_a_peer_that_vanished_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_is_room_for_so_many_connections() -> None:
     peer = Peer()
+    assert peer.connection in peer.host.connections
     peer.host.is_full = True
     another = Peer(peer.host)
     assert another.goodbye() is not None

@@ -54,6 +54,24 @@ def test_a_model_that_was_there_from_the_start_takes_what_its_worker_was_found_t
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("replicas", "free"), [(1, 600 * MB), (3, 200 * MB)])
+def test_the_replicas_of_a_model_are_planned_to_share_the_budget(replicas: int, free: int) -> None:
+    asked: list[int | None] = []
+
+    def plan(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> Bytes | None:
+        asked.append(free_bytes)
+        return Bytes(MB)
+
+    async def scenario() -> None:
+        model = msgspec.structs.replace(ON_DEMAND, replicas=replicas)
+        config = Config(models={"new": model}, server=ServerConfig(memory_bytes=600 * MB))
+        async with routing(config, plan=plan) as (router, _):
+            await router.load("new")
+
+    asyncio.run(scenario())
+    assert set(asked) == {free}
+
+
 def test_a_model_on_its_way_in_takes_what_was_planned_for_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         gate = tmp_path / "gate"
