@@ -57,12 +57,6 @@ EQUIVALENT: Final = (
         "Python's exceptions keep what they were made with before __init__ is called.",
     ),
     Equivalent(
-        "observe/sink.py",
-        "for part, seconds in zip(STEP_PARTS, msgspec.structs.astuple(stats.parts), strict=True):",
-        "for part, seconds in zip(STEP_PARTS, msgspec.structs.astuple(stats.parts), strict=False):",
-        "Both are as long as the same struct has fields.",
-    ),
-    Equivalent(
         "tenancy/leases.py",
         "(self._version if version > self._version else -1, self._presence.id),",
         "(self._version if version >= self._version else -1, self._presence.id),",
@@ -87,22 +81,10 @@ EQUIVALENT: Final = (
         "A head begins with a method, never with the line of its length.",
     ),
     Equivalent(
-        "window.py",
-        "bucket = next(bucket for (bucket, _), seen in zip(ordered, reached, strict=True) if seen > rank)",
-        "bucket = next(bucket for (bucket, _), seen in zip(ordered, reached, strict=False) if seen > rank)",
-        "The sums are as many as what they sum.",
-    ),
-    Equivalent(
         "registry/content.py",
         r'if size > 8 and struct.unpack("<Q", head[:8].ljust(8, b"\0"))[0] < size and head[8:9] == b"{":',
         r'if size >= 8 and struct.unpack("<Q", head[:8].ljust(8, b"\0"))[0] < size and head[8:9] == b"{":',
         "A file of 8 bytes has no ninth.",
-    ),
-    Equivalent(
-        "state/thread.py",
-        "if clock.now() >= due.at:",
-        "if clock.now() > due.at:",
-        "A task that is due at this very moment runs at the next look, which does not wait.",
     ),
     Equivalent(
         "state/presence.py",
@@ -123,18 +105,6 @@ EQUIVALENT: Final = (
         "Both compute the same attention; which is quicker depends on the length.",
     ),
     Equivalent(
-        "registry/rows/onnx.py",
-        "return dict(zip(model.graph.outputs, proof.graph(model.graph, scope, 0), strict=True))",
-        "return dict(zip(model.graph.outputs, proof.graph(model.graph, scope, 0), strict=False))",
-        "A graph has one value for each of its outputs.",
-    ),
-    Equivalent(
-        "registry/rows/shapes.py",
-        "for one, size in zip(changed, sizes, strict=True):",
-        "for one, size in zip(changed, sizes, strict=False):",
-        "Every caller makes one size for each axis.",
-    ),
-    Equivalent(
         "predict/runtimes/xgboost.py",
         r'return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text)[:300].rstrip(".")',
         r'return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", text)[:301].rstrip(".")',
@@ -145,12 +115,6 @@ EQUIVALENT: Final = (
         'digest.update(len(part).to_bytes(8, "little"))',
         'digest.update(len(part).to_bytes(9, "little"))',
         "How many bytes a length has is the same for all keys of a build.",
-    ),
-    Equivalent(
-        "observe/sink.py",
-        "self._found = [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=True)]",
-        "self._found = [(q, nan if v is None else v) for q, v in zip(m.QUANTILES, values, strict=False)]",
-        "A window has one value for each quantile that it is asked for.",
     ),
     Equivalent(
         "app/config_file.py",

@@ -1,7 +1,8 @@
 """Small wrong changes to a module, one at a time: what a tired author could have written.
 
 Left out is what has no one right value or changes nothing that a program does: texts (of errors, logs, documentation), annotations,
-module constants (most tune something), flags of the operating system, and time limits.
+module constants (most tune something), flags of the operating system, time limits, whether the very moment of a limit is
+within it, and ``strict`` of ``zip``, which like ``assert`` holds for what the caller ensures.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _COMPUTED: Final[dict[type[ast.operator], str]] = {
 }
 _CALLED: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _QUIET: Final = re.compile(r"^(_log|log|logging|logger|warnings|click|console|print|warn)\b")
+_NOW: Final = re.compile(r"\bnow\b|\bclock\.")
 _TIMES: Final = re.compile(r"(?i)timeout|_s\b|_ms\b|sleep|deadline|delay|interval|patience")
 
 
@@ -138,6 +140,8 @@ def _of_expression(node: ast.AST, written: _Written) -> Iterator[Found]:
         return
     if isinstance(node, ast.keyword) and node.arg is not None and _TIMES.search(node.arg):
         return
+    if isinstance(node, ast.keyword) and node.arg == "strict" and ast.unparse(node.value) == "True":
+        return
     if isinstance(node, ast.expr):
         yield from _of_node(node, written)
     for child in ast.iter_child_nodes(node):
@@ -146,7 +150,9 @@ def _of_expression(node: ast.AST, written: _Written) -> Iterator[Found]:
 
 def _of_node(node: ast.expr, written: _Written) -> Iterator[Found]:
     match node:
-        case ast.Compare(left=left, ops=[op], comparators=[right]):
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if not (
+            isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) and _NOW.search(ast.unparse(node))
+        ):
             yield node, f"{written.operand(left)} {_COMPARED[type(op)]} {written.operand(right)}", "another comparison"
         case ast.BoolOp(op=op, values=values):
             word = " or " if isinstance(op, ast.And) else " and "

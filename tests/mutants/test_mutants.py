@@ -40,6 +40,9 @@ class Thing:
             self.size += 1
             if self.wait(timeout_s=0.5):
                 continue
+
+    def check(self, now: float) -> bool:
+        return now - self.since > limit(now) and any(zip(self.a, self.b, strict=True))
 '''
 
 
@@ -63,6 +66,12 @@ def test_each_change_is_one_mistake_that_still_compiles() -> None:
         ("self.size += 1", "pass"),
         ("self.wait(timeout_s=0.5)", "(not (self.wait(timeout_s=0.5)))"),
         ("continue", "break"),
+        (
+            "now - self.since > limit(now) and any(zip(self.a, self.b, strict=True))",
+            "((now - self.since > limit(now)) or any(zip(self.a, self.b, strict=True)))",
+        ),
+        ("now - self.since", "(now + self.since)"),
+        ("any", "all"),
     }
     for change in changes("a.py", SOURCE):
         ast.parse(applied(change, SOURCE))
@@ -70,7 +79,15 @@ def test_each_change_is_one_mistake_that_still_compiles() -> None:
 
 def test_a_block_keeps_its_name_when_lines_move() -> None:
     names = [name for name, _ in bodies(ast.parse(SOURCE), "a.py")]
-    assert names == ["a.py:first:0", "a.py:first:1", "a.py:Thing.grow:0", "a.py:Thing.grow:1", "a.py:Thing.grow:2"]
+    assert names == [
+        "a.py:first:0",
+        "a.py:first:1",
+        "a.py:Thing.grow:0",
+        "a.py:Thing.grow:1",
+        "a.py:Thing.grow:2",
+        "a.py:Thing.check:0",
+    ]
+
     moved = "import sys\n\n\n" + SOURCE.replace("class Thing", "def other() -> None: ...\n\n\nclass Thing")
     assert set(names) < {name for name, _ in bodies(ast.parse(moved), "a.py")}
 
