@@ -7,6 +7,10 @@ compile, none of them twice. They have a process of their own, which writes its 
 that another program on the machine slows both kinds. Then requests with schemas of their own, and the same requests
 again, are sent one by one.
 
+``--flood`` names what is done instead of sending bombs, to see which part of the effect is whose. ``refused``: the same
+bodies, about as many, go to a model that does not exist, so that nothing is compiled. ``idle``: no requests, but as many
+processes as there are clients compute all the time, with the least share of the cores.
+
 Tells, as JSON: the time between two parts of a stream with and without bombs (p50, p99, in ms); what the bombs got, by
 status, and the longest answer; whether a schema works directly after the flood; what a new schema adds to the first
 token (p50, p99, in ms).
@@ -39,6 +43,7 @@ from bench.constrained import schema
 
 _JSON = {"content-type": "application/json"}
 _BODIES = 1000
+_USUAL_S = 0.65  # that a bomb takes on average, on a quiet machine with two cores
 _PROMPT = "Once upon a time there was a small town by the sea, and"
 
 
@@ -91,14 +96,14 @@ class Parts:
 
 
 class Flood:
-    """A process that sends bombs when it is told to, and tells what became of them."""
+    """A process that sends bombs when it is told to, or what ``kind`` says, and tells what became of them."""
 
-    def __init__(self, url: str, bombers: int) -> None:
+    def __init__(self, url: str, bombers: int, kind: str) -> None:
         self.statuses: Counter[int] = Counter()
         self.longest_s = 0.0
         ours, theirs = Pipe()
         self._pipe = ours
-        self._process = get_context("spawn").Process(target=_flood, args=(url, bombers, theirs), daemon=True)
+        self._process = get_context("spawn").Process(target=_flood, args=(url, bombers, kind, theirs), daemon=True)
         self._process.start()
         ours.recv()  # it is ready
 
@@ -113,8 +118,29 @@ class Flood:
         self._process.join()
 
 
-def _flood(url: str, bombers: int, pipe: Connection) -> None:
-    source = (json.dumps({"model": "m", "prompt": "x", "max_tokens": 4, **bomb}).encode() for bomb in bombs())
+def _fork_computing(until: float) -> int:
+    """A process that computes all the time, with the least share of the cores. Returns its id."""
+    child = os.fork()
+    if child:
+        return child
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(19)
+    while time.perf_counter() < until:
+        pass
+    os._exit(0)
+
+
+def _flood(url: str, bombers: int, kind: str, pipe: Connection) -> None:
+    if kind == "idle":
+        pipe.send(None)
+        while True:
+            until = time.perf_counter() + pipe.recv()
+            for child in [_fork_computing(until) for _ in range(bombers)]:
+                os.waitpid(child, 0)
+            pipe.send((Counter(), 0.0))
+    model = "m" if kind == "bombs" else "none"
+    source = (json.dumps({"model": model, "prompt": "x", "max_tokens": 4, **bomb}).encode() for bomb in bombs())
     bodies = deque(next(source) for _ in range(_BODIES))
     pipe.send(None)
 
@@ -129,6 +155,8 @@ def _flood(url: str, bombers: int, pipe: Connection) -> None:
                 response = await client.post("/v1/completions", content=bodies.popleft())
                 statuses[response.status_code] += 1
                 longest_s = max(longest_s, time.perf_counter() - began)
+                if kind == "refused":
+                    await asyncio.sleep(_USUAL_S)
 
         async with httpx.AsyncClient(base_url=url, timeout=120, headers=_JSON) as client:
             await asyncio.gather(*(one(client) for _ in range(bombers)))
@@ -150,7 +178,7 @@ async def first_token_s(client: httpx.AsyncClient, fields: dict[str, Any]) -> fl
 
 
 async def measure(url: str, given: argparse.Namespace) -> dict[str, Any]:
-    parts, flood = Parts(), Flood(url, given.bombers)
+    parts, flood = Parts(), Flood(url, given.bombers, given.flood)
     limits = httpx.Limits(max_connections=256)
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
         await first_token_s(client, _schema({"type": "integer"}))  # the vocabulary is read
@@ -174,6 +202,7 @@ async def measure(url: str, given: argparse.Namespace) -> dict[str, Any]:
     quiet, flooded = (sorted(parts.times[kind]) for kind in (False, True))
     return {
         "streams": given.streams,
+        "flood": given.flood,
         "bombers": given.bombers,
         "between_parts_ms": {
             name: {"count": len(times), "p50": _ms(times, 0.5), "p99": _ms(times, 0.99)}
@@ -198,6 +227,7 @@ def main() -> None:
     parser.add_argument("--source", default="demo", help="a folder with a checkpoint, or the bundled model")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--bombers", type=int, default=4)
+    parser.add_argument("--flood", choices=["bombs", "refused", "idle"], default="bombs")
     parser.add_argument("--windows", type=int, default=5, help="of each kind")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
     parser.add_argument("--schemas", type=int, default=100)
