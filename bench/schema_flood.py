@@ -8,8 +8,8 @@ that another program on the machine slows both kinds. Then requests with schemas
 again, are sent one by one.
 
 ``--flood`` names what is done instead of sending bombs, to see which part of the effect is whose. ``refused``: the same
-bodies, about as many, go to a model that does not exist, so that nothing is compiled. ``idle``: no requests, but as many
-processes as there are clients compute all the time, with the least share of the cores.
+bodies, about as many, go to a model that does not exist, so that nothing is compiled. ``idle``: no requests, but as
+many processes as there are clients compute all the time, with the least share of the cores.
 
 Tells, as JSON: the time between two parts of a stream with and without bombs (p50, p99, in ms); what the bombs got, by
 status, and the longest answer; whether a schema works directly after the flood; what a new schema adds to the first
