@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.autoscale.decide import Seen
-from inferd.autoscale.meter import LONG_S, SHORT_S, STABLE_S, Meter, Sample
+from inferd.autoscale.meter import LONG_S, LOOK_S, SHORT_S, STABLE_S, Meter, Sample, pause_s
 
 BLANK = Seen(at=0.0, ready=1)
 
@@ -61,6 +61,40 @@ def test_the_speed_of_a_replica_is_that_while_requests_wait() -> None:
     assert meter.served_per_s == pytest.approx(2.0)
     meter.forget_speed()
     assert meter.served_per_s is None
+
+
+def surge(per_look: int, moment: int) -> float:
+    """What the last seconds surely had, after a minute of so many arrivals in each tenth, and a moment with more."""
+    meter, accepted = Meter(), 0
+    for step in range(600):
+        accepted += per_look
+        meter.add(Sample(step * 0.1, accepted, accepted, 0, 1, 1, 1))
+    for step in range(600, 603):
+        accepted += moment
+        meter.add(Sample(step * 0.1, accepted, accepted, 0, 1, 1, 1))
+    return meter.measured(BLANK).surge_per_s
+
+
+@given(st.integers(0, 20), st.integers(0, 100))
+def test_a_moment_with_more_arrivals_never_makes_a_lower_rate(per_look: int, moment: int) -> None:
+    assert surge(per_look, moment + 1) >= surge(per_look, moment)
+
+
+def test_a_moment_counts_in_full_where_chance_does_not_explain_it() -> None:
+    assert surge(1, 10) >= 90.0, "ten times the rate"
+    assert surge(10, 12) < 100.0, "a fifth more is chance"
+    assert surge(0, 2) < 2.0, "six requests together are no rate"
+
+
+def test_looks_are_spread_over_most_phases_of_a_period() -> None:
+    at, phases = 0.0, set()
+    for number in range(2000):
+        pause = pause_s(number)
+        assert 0.75 * LOOK_S <= pause <= 1.25 * LOOK_S
+        at += pause
+        phases.add(int(at % LOOK_S / LOOK_S * 10))
+    assert len(phases) >= 8
+    assert at / 2000 == pytest.approx(LOOK_S, rel=0.01)
 
 
 def test_a_gap_begins_the_windows_anew() -> None:

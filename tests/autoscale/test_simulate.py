@@ -103,6 +103,12 @@ def test_a_spike_is_answered_soon_and_the_replicas_leave_afterwards(seed: int) -
     assert quantile(outcome.responses, 0.95) < 1.5
 
 
+def test_a_step_of_many_short_requests_is_answered_within_half_a_second() -> None:
+    arrivals = poisson(lambda at: 160.0 if at >= 60 else 40.0, 64.0, 0.02, 1)
+    outcome = simulate(arrivals, Scaler(Spec(least=1, most=8)), Machine(ready_s=2.0, begin=2))
+    assert next(at for at, count, _ in outcome.decisions if at >= 60 and count > 2) <= 60.5
+
+
 def test_an_empty_model_goes_to_zero_where_it_may() -> None:
     arrivals = [Arrival(float(at), 0.2) for at in range(30)]
     spec = Spec(least=0, most=4, idle_after_s=40.0)

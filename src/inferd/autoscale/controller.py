@@ -1,12 +1,13 @@
 """Looks at the load of every model whose number of replicas follows it, decides, and has the router act.
 
-Runs in the event loop, every ``POLL_S`` seconds, and asks nothing of requests: it reads counts that the router keeps. It
+Runs in the event loop, every ``LOOK_S`` seconds, and asks nothing of requests: it reads counts that the router keeps. It
 knows when to look and what to report. ``decide`` has the rules, and the router starts and drains replicas.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,14 +17,13 @@ import msgspec
 
 from inferd import clock
 from inferd.autoscale.decide import Decision, Past, Seen, Spec, decide, spec_of
-from inferd.autoscale.meter import Meter, Sample
+from inferd.autoscale.meter import Meter, Sample, pause_s
 from inferd.config import Config, ModelConfig
 from inferd.errors import InferdError, InvalidRequest
 from inferd.events import Emit, Scaled, ScalingRemoved
 from inferd.router.replicas.engine_fields import is_same_engine
 from inferd.router.status import Demand
 
-POLL_S: Final = 0.25
 RETRY_FAILED_S: Final = 30.0
 """Seconds without another start, after a replica that does not load."""
 
@@ -164,9 +164,9 @@ class Autoscaler:
 
     async def keep(self) -> None:
         """Look and decide until cancelled."""
-        while True:
+        for number in itertools.count():
             await self._has_models.wait()
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(pause_s(number))
             try:
                 self.look()
             except Exception:  # a loop's boundary: a defect must not end the scaling

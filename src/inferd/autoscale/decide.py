@@ -3,11 +3,13 @@
 Every input says how many replicas it needs, and the largest of them counts:
 
 - ``stable``: the rate of arrivals over a minute, at ``HIGH`` of what a replica serves (Little's law).
-- ``panic``: the rate that the last seconds surely had, by the lower bound of a Poisson count.
+- ``panic``: the rate that the last seconds surely had, by the lower bound of a Poisson count, or the rate of a moment
+  with more arrivals than the rate over a minute gives by chance.
 - ``backlog``: the waiting requests that will be left when a replica that is started now is ready, beside the arrivals
   until then. A wait that ends before that is not shortened by another replica.
 - ``forecast``: the rate at that time, if it grows on as it surely did.
-- ``wait``: one more than is ready, where requests wait for too long and the speed of a replica is not known yet.
+- ``wait``: one more than is ready, where requests wait for too long and the speed of a replica is not known yet. While
+  the rate surely grows, the target of the wait is too long; else a wait that a new replica could shorten is.
 - ``in_flight``: requests in work and waiting, over a minute and over the last seconds, at the target for each replica.
 - ``duty``: one more than is ready, where the replicas of now worked for more than the target's part of two minutes. It
   is the part of what they can serve, where that is known. Else it is the part of the time in which they had requests,
@@ -77,7 +79,7 @@ class Seen(NamedTuple):
     idle_s: float = 0.0  # 0: there is a request
     ready_s: float | None = None  # from the start of a replica until it is ready
     rate_per_s: float | None = None  # arrivals, over a minute
-    surge_per_s: float = 0.0  # arrivals that the last three seconds surely had
+    surge_per_s: float = 0.0  # arrivals that the last three seconds, or a moment in them, surely had
     recent_per_s: float = 0.0  # arrivals that the last moment probably had
     rise_per_s2: float = 0.0  # the growth of the rate that is beyond chance
     served_per_s: float | None = None  # by one replica while requests wait
@@ -233,7 +235,7 @@ def needs_of(spec: Spec, seen: Seen) -> tuple[Need, ...]:
             count = _ceil(arriving / each + left / (each * horizon_s)) if left else 0
             text = f"{seen.waiting} waiting and {arriving:.3g} requests/s leave {left:.3g} in {horizon_s:.3g} s"
             needs.append(Need("backlog", count, text))
-    elif seen.oldest_wait_s >= max(spec.queue_s, min(ready_s, MAX_WAIT_S)):
+    elif seen.oldest_wait_s >= (spec.queue_s if seen.rise_per_s2 else max(spec.queue_s, min(ready_s, MAX_WAIT_S))):
         text = f"a request has waited for {seen.oldest_wait_s:.3g} s, of {spec.queue_s:g} s"
         needs.append(Need("wait", seen.ready + 1, text))
     if spec.in_flight is not None and (seen.load is not None or seen.load_now is not None):

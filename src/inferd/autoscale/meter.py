@@ -9,15 +9,25 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 from inferd.autoscale.decide import STALE_S, Seen
 
+LOOK_S: Final = 0.1
+"""Seconds between two samples, in the mean."""
+
+_GOLDEN: Final = (math.sqrt(5.0) - 1.0) / 2.0
 LONG_S: Final = 120.0
 STABLE_S: Final = 60.0
 SHORT_S: Final = 3.0
 RECENT_S: Final = (0.5, 1.0)
+BURST_S: Final = (0.2, 0.3, 0.5, 0.7, 1.0)
+BURST_LEAST: Final = 8
+"""Arrivals below which a moment says nothing of a rate."""
+
+BURST_SURE: Final = 8.0
+"""The negative logarithm of the chance, by the rate of the minute, below which arrivals are another rate."""
+
 SOUND_S: Final = 10.0
 """Seconds of samples below which there is no rate of the stable window."""
 
@@ -49,7 +59,12 @@ class _Point(NamedTuple):
     busy_s: float  # replicas that work, times seconds
 
 
-_at = attrgetter("at")
+def pause_s(number: int) -> float:
+    """The seconds between a sample and the next: three quarters to five quarters of ``LOOK_S``, evenly spread.
+
+    Requests may be periodic. Samples of the same period would see each of them at the same point, all or none.
+    """
+    return LOOK_S * (0.75 + 0.5 * (number * _GOLDEN % 1.0))
 
 
 class Meter:
@@ -57,6 +72,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._points: list[_Point] = []
+        self._times: list[float] = []  # of the points
         self._same_since = 0.0  # of the number of ready replicas
         self._waiting_since: float | None = None
         self._speeds: deque[tuple[float, int]] = deque()  # replica-seconds with waiting requests, and ends in them
@@ -73,6 +89,7 @@ class Meter:
             last, span_s = before.sample, sample.at - before.at
             if span_s > STALE_S or sample.accepted < last.accepted:
                 self._points.clear()
+                self._times.clear()
                 self._same_since = sample.at
             else:
                 load_s = before.load_s + span_s * (last.waiting + last.in_flight)
@@ -84,9 +101,10 @@ class Meter:
         elif self._waiting_since is None or not self._points:
             self._waiting_since = sample.at
         self._points.append(_Point(sample.at, sample, load_s, busy_s))
-        old = bisect_right(self._points, sample.at - LONG_S, key=_at) - 1
+        self._times.append(sample.at)
+        old = bisect_right(self._times, sample.at - LONG_S) - 1
         if old > 64:  # some at a time
-            del self._points[:old]
+            del self._points[:old], self._times[:old]
 
     def forget_speed(self) -> None:
         """The model is another one now."""
@@ -118,7 +136,8 @@ class Meter:
         covered_s = last.at - stable.at
         is_sound = covered_s >= SOUND_S
         rate = (last.sample.accepted - stable.sample.accepted) / covered_s if is_sound else None
-        surge = self._lower_rate(SHORT_S, 2.0)
+        burst = 0.0 if rate is None else self._burst(rate)
+        surge = max(self._lower_rate(SHORT_S, 2.0), burst)
         rise = 0.0
         if rate is not None and surge > rate:
             # The rate over a minute is that of its middle.
@@ -133,7 +152,7 @@ class Meter:
             oldest_wait_s=max(seen.oldest_wait_s, waited_s),
             rate_per_s=rate,
             surge_per_s=surge,
-            recent_per_s=max(self._lower_rate(seconds, 1.0) for seconds in RECENT_S),
+            recent_per_s=max(burst, *(self._lower_rate(seconds, 1.0) for seconds in RECENT_S)),
             rise_per_s2=rise,
             served_per_s=self.served_per_s,
             load=self._means(STABLE_S)[0] if is_sound else None,
@@ -146,7 +165,7 @@ class Meter:
 
     def _since(self, seconds: float) -> _Point:
         """The last point that is as old, or the first one."""
-        index = bisect_right(self._points, self._points[-1].at - seconds, key=_at) - 1
+        index = bisect_right(self._times, self._times[-1] - seconds) - 1
         return self._points[max(0, index)]
 
     def _lower_rate(self, seconds: float, deviations: float) -> float:
@@ -155,6 +174,24 @@ class Meter:
         last, first = self._points[-1], self._since(seconds)
         count = last.sample.accepted - first.sample.accepted
         return max(0.0, count - deviations * math.sqrt(count)) / max(last.at - first.at, seconds)
+
+    def _burst(self, rate_per_s: float) -> float:
+        """Arrivals per second of a moment that the rate of the minute cannot have had by chance; 0: there is none.
+
+        Chernoff's bound of a Poisson tail: n arrivals or more, where m are expected, have at most the chance
+        exp(-(n log(n / m) - n + m)). It falls with n, so more arrivals never make a lower rate.
+        """
+        last, found = self._points[-1], 0.0
+        for seconds in BURST_S:
+            first = self._since(seconds)
+            count = last.sample.accepted - first.sample.accepted
+            span_s = max(last.at - first.at, seconds)
+            expected = max(rate_per_s, 1.0 / STABLE_S) * span_s
+            if count >= BURST_LEAST and count > expected:
+                sure = count * math.log(count / expected) - count + expected
+                if sure >= BURST_SURE:
+                    found = max(found, count / span_s)
+        return found
 
     def _means(self, seconds: float) -> tuple[float, float]:
         """The mean requests, in work and waiting, and the mean replicas that work, by time."""

@@ -8,16 +8,14 @@ has; a starting one leaves at once. This is the queue of a model in inferd, with
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from inferd.autoscale.decide import Decision, Past, Seen, Spec, decide
-from inferd.autoscale.meter import Meter, Sample
-
-TICK_S: Final = 0.25
-"""Seconds between two looks of the controller."""
+from inferd.autoscale.meter import Meter, Sample, pause_s
 
 
 class Arrival(NamedTuple):
@@ -196,17 +194,17 @@ def simulate(
     machine: Machine,
     *,
     after_s: float = 0.0,
-    tick_s: float = TICK_S,
+    pause: Callable[[int], float] = pause_s,
 ) -> Outcome:
-    """Replay arrivals, in order of time, until ``after_s`` seconds after all have ended."""
+    """Replay arrivals, in order of time, until ``after_s`` seconds after all have ended. ``pause``: the seconds before
+    each look of the controller but the first, by its number."""
     world = _World(machine)
     ticks: list[Tick] = []
     decisions: list[tuple[float, int, str]] = []
     wanted, until, next_arrival, now = machine.begin, 0.0, 0, 0.0
-    step = 0
-    while True:
-        now = step * tick_s
-        step += 1
+    for step in itertools.count():
+        if step:
+            now += pause(step)
         _run_until(world, arrivals, next_arrival, now)
         next_arrival = world.accepted
         world.dispatch(now)

@@ -156,6 +156,13 @@ class ScalingConfig(Section, frozen=True, kw_only=True):
         Meta(description="Fewest replicas. 0: the model is loaded when a request needs it.", ge=0, le=64),
     ] = 1
     max: Annotated[int, Meta(description="Most replicas. Memory and cores are planned for all of them.", ge=1, le=64)]
+    spare: Annotated[
+        bool,
+        Meta(
+            description="Keep a process without a model whose imports are done, while there are fewer replicas than "
+            "max: the next replica starts in it. It takes the memory of the libraries."
+        ),
+    ] = False
     target: ScalingTargetConfig = ScalingTargetConfig()
     down_after_s: Annotated[
         float,

@@ -82,6 +82,12 @@ def _tried(runtime: Runtime, limits: Limits, cost: BatchCost, config: ModelConfi
     return msgspec.structs.replace(limits, max_rows=max([probed.rows, *preferred]))
 
 
+def import_runtime(runtime: str) -> None:
+    """Import what a runtime needs, and no code of models. Raises ImportError."""
+    if runtime in _RUNTIMES:
+        importlib.import_module(_RUNTIMES[runtime])
+
+
 def load_runtime(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> Runtime:
     """The model itself, by its runtime's own file. Raises ModelLoadError."""
     place = _RUNTIMES.get(artifact.runtime)

@@ -54,6 +54,10 @@ class Channel(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._outbox.append(message)
 
+    def adopt(self, on_messages: Callable[[list[FromWorker]], None], on_writable: Callable[[], None]) -> None:
+        """Have others called from now on."""
+        self._on_messages, self._on_writable = on_messages, on_writable
+
     def close(self) -> None:
         """Close at once; what was not written is lost."""
         self._outbox.clear()

@@ -101,11 +101,11 @@ class Words(logging.Formatter):
 
     def __init__(self, worker: str) -> None:
         super().__init__()
-        self._worker = worker
+        self.worker = worker
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging calls it so
         said = neutral(record.getMessage()[:MAX_MESSAGE_CHARACTERS])
-        return f"{timestamp(record.created)[11:19]} {record.levelname.lower()}: {self._worker}: {said}"
+        return f"{timestamp(record.created)[11:19]} {record.levelname.lower()}: {self.worker}: {said}"
 
     def formatException(self, ei: object) -> str:  # noqa: N802  logging calls it so
         """For an exception of the operator's own code: the exception and the code's lines."""
@@ -121,7 +121,7 @@ class JsonLines(logging.Formatter):
 
     def __init__(self, worker: str) -> None:
         super().__init__()
-        self._worker = worker
+        self.worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
-        return record_line(record, self._worker)
+        return record_line(record, self.worker)

@@ -17,6 +17,7 @@ import argparse
 import ctypes
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import queue
@@ -53,6 +54,7 @@ from inferd.worker.messages import (
     LoadFailed,
     Loading,
     Outputs,
+    Prepare,
     Ready,
     Stop,
     Submit,
@@ -103,6 +105,19 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> AnyBac
         ) from None
 
 
+def import_for(config: ModelConfig) -> None:
+    """Import what a model needs, without loading it. Raises InferdError and ImportError."""
+    from inferd.registry.artifact import artifact_of
+
+    artifact = artifact_of(config, lambda phase, done, total: None)
+    if artifact.kind == "predict":
+        from inferd.predict.load import import_runtime
+
+        import_runtime(artifact.runtime)
+        return
+    importlib.import_module("inferd.engine.load")
+
+
 def _verified(name: str, config: ModelConfig, progress: Progress) -> tuple[ModelConfig, str]:
     """Settings that load what was verified, and words about it."""
     if config.verify is None and not config.pipeline.models:
@@ -138,7 +153,7 @@ class Worker:
         self._channel = channel
         self._create = create
         self._inbox: Inbox = queue.SimpleQueue()
-        self._load: queue.SimpleQueue[Load] = queue.SimpleQueue()
+        self._load: queue.SimpleQueue[Load | Prepare] = queue.SimpleQueue()
         self._intake: Intake | None = None
         self._loop: StepLoop | DirectLoop | None = None
         self._take_over, self._taken_over = socket.socketpair()  # closing the first ends the reading thread
@@ -147,7 +162,7 @@ class Worker:
     def run(self) -> int:
         """Load the model and serve until Stop; the exit code."""
         reader = self._start("read", self._read)
-        load = self._load.get()
+        load = self._loaded()
         self._start("heartbeat", self._beat)
         set_niceness(load.model.priority)  # before the model starts threads, which inherit it
         try:
@@ -174,6 +189,18 @@ class Worker:
         self._take_over.close()
         reader.join()
         return self._predict(backend, known)
+
+    def _loaded(self) -> Load:
+        """The model to load. Until it is named, the imports that it needs are done."""
+        while True:
+            message = self._load.get()
+            if isinstance(message, Load):
+                _name_log(f"{message.name}/{message.replica}")
+                return message
+            try:
+                import_for(message.model)
+            except (InferdError, ImportError) as error:  # the load says it
+                _log.warning("a spare worker could not import what its model needs: %s", error)
 
     def _generate(self, backend: PreparingBackend, known: dict[str, str]) -> int:
         """Serve a generating model, with threads for reading, preparing and writing. ``known``: of its files."""
@@ -242,7 +269,7 @@ class Worker:
 
     def _handle(self, message: ToWorker) -> None:
         match message:
-            case Load():
+            case Load() | Prepare():
                 self._load.put(message)
                 return
             case Stop() if self._loop is None:
@@ -334,6 +361,13 @@ def _begin_log(name: str, *, as_json: bool, level: str, file: str | None) -> Non
     handler = _LogHandler(LineWriter(target, _count_nothing, gather_s=0.0))
     handler.setFormatter(JsonLines(name) if as_json else Words(name))
     logging.basicConfig(handlers=[handler], level=level.upper())
+
+
+def _name_log(name: str) -> None:
+    """Name the worker in the log from now on."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonLines | Words):
+            handler.formatter.worker = name
 
 
 def _count_nothing() -> None:

@@ -21,6 +21,13 @@ from inferd.types import Chat, Failure, GenerateRequest, ModelInfo, Output, Pred
 class Load(msgspec.Struct, frozen=True, tag=True):
     name: str
     model: ModelConfig
+    replica: int = 0
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """Import what such a model needs, and wait for ``Load``."""
+
+    model: ModelConfig
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -61,7 +68,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave now: every open request is cancelled, with one terminal output, then the process exits."""
 
 
-ToWorker = Load | Submit | Cancel | Pause | Tokenize | Detokenize | Check | Stop
+ToWorker = Load | Prepare | Submit | Cancel | Pause | Tokenize | Detokenize | Check | Stop
 
 # -- worker to gateway -------------------------------------------------------------------------
 

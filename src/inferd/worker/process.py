@@ -74,6 +74,10 @@ class WorkerProcess:
     def send(self, message: ToWorker) -> None:
         self._channel.send(message)
 
+    def adopt(self, on_messages: Callable[[list[FromWorker]], None], on_writable: Callable[[], None]) -> None:
+        """Give the process to another owner, whose functions are called from now on."""
+        self._channel.adopt(on_messages, on_writable)
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal. Nothing happens when the process has ended: its number is not used again before it is
         reaped."""

@@ -41,6 +41,7 @@ from inferd.worker.messages import (
     ToWorker,
 )
 from inferd.worker.process import WORKER_COMMAND, WorkerProcess
+from inferd.worker.spare import SpareWorker
 
 State = Literal["starting", "loading", "ready", "hung", "died", "failed", "stopped"]
 
@@ -92,7 +93,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 class Supervisor:
     """Keeps one replica's worker running over restarts. ``again`` gives the configuration of every start after the
-    first."""
+    first. ``spare``: where a start takes its process from, while there is one."""
 
     def __init__(
         self,
@@ -105,11 +106,13 @@ class Supervisor:
         command: Sequence[str] = WORKER_COMMAND,
         patience: Patience = Patience(),
         again: Callable[[], Awaitable[ModelConfig]] | None = None,
+        spare: SpareWorker | None = None,
     ) -> None:
         self._model = model
         self._replica = replica
         self._config = config
         self._again = again
+        self._spare = spare
         self._owner = owner
         self._emit = emit
         self._command = command
@@ -223,15 +226,15 @@ class Supervisor:
         name = f"{self._model}/{self._replica}"
         try:
             environment = environment_for(self._config, os.environ)
-            self._process = WorkerProcess(
-                self._command, name, environment, self._handle_messages, self._owner.worker_writable
-            )
+            callbacks = self._handle_messages, self._owner.worker_writable
+            process = None if self._spare is None else self._spare.take(environment, *callbacks)
+            self._process = process or WorkerProcess(self._command, name, environment, *callbacks)
         except OSError as error:
             self._process = None
             self._is_starved = error.errno in _STARVED
             self.reason = f"no process could be started: {error.strerror or error}"
             return
-        self._process.send(Load(self._model, self._config))
+        self._process.send(Load(self._model, self._config, self._replica))
 
     async def _live(self) -> Ending:
         """Run the present process to its end, and release everything that belonged to it."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferd.config import BreakerConfig, ModelConfig, RemoteConfig
 from inferd.router.choosing.policy import choose, ramp
+from inferd.router.replicas.member import Member
 
 
 @dataclass
@@ -21,6 +25,11 @@ class Some:
     weight: float = 1.0
     region: str = ""
     is_fallback: bool = False
+    server: str = ""
+
+    @property
+    def identity(self) -> str:
+        return self.server or str(self.index)
 
 
 @st.composite
@@ -120,6 +129,33 @@ def test_a_session_stays_while_its_replica_can_take_it_and_comes_back() -> None:
         assert home(fleet, name) != at_home
         fleet[at_home].can_take = True
         assert home(fleet, name) == at_home
+
+
+@given(st.permutations(("http://a/v1", "http://b/v1", "http://c/v1", "http://d/v1")), st.text(max_size=20))
+def test_gateways_with_the_same_servers_in_another_order_choose_the_same_one(servers: list[str], session: str) -> None:
+    """Their choices are equal without an exchange, whatever is in flight at each of them."""
+    if not session:
+        return
+    chosen = []
+    for seed, order in enumerate((sorted(servers), servers)):
+        fleet = [Some(index, outstanding=7 * seed * index, server=server) for index, server in enumerate(order)]
+        some = choose(fleet, random=Random(seed), session=session)
+        assert some is not None
+        chosen.append(some.server)
+    assert chosen[0] == chosen[1]
+
+
+def test_a_remote_server_is_known_by_its_address_and_a_worker_by_its_number() -> None:
+    there = RemoteConfig(url="http://a/v1", model="m")
+    members = [Member(replica, there, BreakerConfig(), 0.0) for replica in (replica_of(1), replica_of(5))]
+    assert members[0].identity == members[1].identity
+    assert Member(replica_of(1), RemoteConfig(url="http://a/v1"), BreakerConfig(), 0.0).identity != members[0].identity
+    assert Member(replica_of(5), ModelConfig(source="demo"), BreakerConfig(), 0.0).identity == "5"
+
+
+def replica_of(index: int) -> Any:
+    """What a member reads of a replica."""
+    return SimpleNamespace(index=index, kind="remote", region="", is_fallback=False, weight=1.0)
 
 
 def test_a_replica_that_leaves_moves_its_own_sessions_alone() -> None:

@@ -5,7 +5,8 @@ the others the choice is made in this order:
 
 - a replica of the request's region, where it names one; a fallback only while no other replica can take it;
 - the session's replica: weighted rendezvous hashing (Thaler, Ravishankar 1998; weights by Schindelhauer, Schomaker
-  2005) among the replicas that can take it, so that a replica that comes or goes moves only its own sessions;
+  2005) among the replicas that can take it, so that a replica that comes or goes moves only its own sessions. The hash
+  is over the replica's identity, so several gateways choose the same remote server for a session without an exchange;
 - the replica that has received the most of the prompt, while it has at most ``slack`` times its share of the
   outstanding work, plus one;
 - the less loaded of two drawn at random by weight (Mitzenmacher 2001, "The power of two choices"). This is nearly as
@@ -32,7 +33,12 @@ class Candidate(Protocol):
 
     @property
     def index(self) -> int:
-        """The number of the replica, by which sessions and prefixes remember it."""
+        """The number of the replica, by which prefixes remember it."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """What the replica is, equal at every gateway that has it: the address of a remote server."""
         ...
 
     @property
@@ -126,7 +132,8 @@ def _preferred(able: Sequence[C], weights: Sequence[float], prefer: Mapping[int,
 
 def _affinity(session: str, replica: Candidate) -> float:
     """The rank of a replica for a session: a uniform number from a hash of both, scaled by the replica's weight."""
-    digest = blake2b(session.encode("utf-8", "surrogatepass"), digest_size=8, key=b"%d" % replica.index).digest()
+    text = f"{replica.identity}\n{session}".encode("utf-8", "surrogatepass")
+    digest = blake2b(text, digest_size=8).digest()
     uniform = ((int.from_bytes(digest) >> 11) + 0.5) / 2.0**53
     return -replica.weight / math.log(uniform)
 

@@ -27,10 +27,15 @@ from inferd.router.replicas.replica import LocalReplica, Replica, ReplicaOwner
 from inferd.router.status import Applied, Residency
 from inferd.router.ticket import Runner
 from inferd.types import Failure
+from inferd.worker.spare import SpareWorker
 from inferd.worker.supervisor import Patience
 
 UnloadReason = Literal["asked", "idle", "evicted", "removed"]
 
+
+SPARE_AFTER_S = 1.0
+"""Seconds after a change of the replicas before a spare worker is started, so that its imports do not take the cores
+from what was waited for."""
 
 RemoteMaker = Callable[[str, int, RemoteConfig, ReplicaOwner, Emit], Replica]
 """Makes the replica of a remote server, of a model's name, the replica's index, its configuration and its owner."""
@@ -88,6 +93,8 @@ class Fleet:
         self._is_unloading = False
         self.is_operator_unloaded = False  # the operator unloaded the model, so that no client's request loads it
         self.load_s: float | None = None  # seconds from start to ready, of the last worker
+        self._spare = SpareWorker(name, command, patience.stop_s)
+        self._spare_timer: asyncio.TimerHandle | None = None
         self.health = Health(name, self._members, config.routing, emit, self.notify)
 
     # -- members ----------------------------------------------------------------------------
@@ -186,6 +193,7 @@ class Fleet:
         if member.kind == "local" and member.ready_at is None:
             self.load_s = now - member.started_at
         member.ready_at = self.health.ready_since[member.index] = now
+        self._want_spare()
         self.notify()
 
     def notify(self) -> None:
@@ -213,17 +221,20 @@ class Fleet:
             self._add_remote(remote)
         if not self._config.is_on_demand:
             self._add_locals(self.num_wanted)
+        self._want_spare()
 
     def halt(self) -> None:
         """End the tasks that change the set of replicas."""
         self._is_stopped = True
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
         self.health.halt()
         self.notify()
 
     async def stop(self) -> None:
         """Stop all replicas."""
         self.halt()
-        await asyncio.gather(*(_stop(member.replica) for member in self._members.values()))
+        await asyncio.gather(self._spare.stop(), *(_stop(member.replica) for member in self._members.values()))
         await asyncio.gather(*self._departures)
 
     # -- changes, one at a time -------------------------------------------------------------
@@ -375,6 +386,7 @@ class Fleet:
             self.health.configure(config.routing)
         for member in self.locals:
             member.region = config.region or ""
+        self._want_spare()
 
     def _missing_remotes(self) -> list[RemoteConfig]:
         wanted = list(self._config.upstreams)
@@ -482,6 +494,38 @@ class Fleet:
         await asyncio.gather(*(self._retire(member) for member in workers))
         return held
 
+    # -- the spare worker -------------------------------------------------------------------
+
+    @property
+    def spare_bytes(self) -> int:
+        """Resident memory of the spare worker in bytes; 0: there is none."""
+        return self._spare.rss_bytes
+
+    @property
+    def spare_pid(self) -> int | None:
+        """The process of the spare worker; None: there is none."""
+        return self._spare.pid
+
+    def drop_spare(self) -> None:
+        """End the spare worker, whose memory is needed."""
+        self._spare.drop()
+
+    def _want_spare(self) -> None:
+        """Have a spare worker soon, or none, as the replicas and the settings are now."""
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
+            self._spare_timer = None
+        scaling = self._config.scaling
+        if scaling is None or not scaling.spare or len(self.locals) >= scaling.max:
+            self._spare.drop()
+        elif not self._is_stopped:
+            self._spare_timer = asyncio.get_running_loop().call_later(SPARE_AFTER_S, self._keep_spare)
+
+    def _keep_spare(self) -> None:
+        workers = self.locals
+        if len(workers) < self._config.num_local and all(self._may_surge(member) for member in workers[:1]):
+            self._spare.keep(self._config)
+
     # -- single replicas --------------------------------------------------------------------
 
     def _add_locals(self, count: int) -> list[Member]:
@@ -496,7 +540,8 @@ class Fleet:
     def _add_local(self, first: ModelConfig, pinned_files: PinnedFiles) -> Member:
         """Add a local replica. ``first``: the configuration for its first worker process."""
         replica = LocalReplica(
-            self._name, self._free_index(), first, self._owner, self._emit, self._command, self._patience, pinned_files
+            *(self._name, self._free_index(), first, self._owner, self._emit),
+            *(self._command, self._patience, pinned_files, self._spare),
         )
         return self._add(replica, self._load_config)
 
@@ -540,6 +585,7 @@ class Fleet:
         if self._members.get(member.index) is member:
             del self._members[member.index]
         self.health.forget(member)
+        self._want_spare()
         self._owner.members_changed()
 
 

@@ -256,6 +256,12 @@ class Loading:
                 return True
             residents = [resident for resident in self._residents() if resident.name != pool.name]
             decision = make_room(residents, need, budget)
+            spare_bytes = self._spare_bytes()
+            if decision.action != "fits" and spare_bytes:  # they are the first that leave
+                for other in self._pools():
+                    other.fleet.drop_spare()
+                budget += spare_bytes
+                decision = make_room(residents, need, budget)
             if decision.action == "never" or (decision.action == "wait" and is_last):
                 held = ", ".join(f"{resident.name} {bytes_text(resident.num_bytes)}" for resident in residents)
                 raise Overloaded(
@@ -300,10 +306,14 @@ class Loading:
     def _budget(self) -> int | None:
         """The operator's limit in bytes; without one the memory that other programs leave free."""
         if self._budget_bytes is not None:
-            return self._budget_bytes
+            return self._budget_bytes - self._spare_bytes()
         from inferd.machine.memory import available_bytes
 
         return available_bytes() + sum(pool.fleet.rss_bytes for pool in self._pools())
+
+    def _spare_bytes(self) -> int:
+        """Memory of the spare workers, which are no part of any model's."""
+        return sum(pool.fleet.spare_bytes for pool in self._pools())
 
     async def stop(self) -> None:
         """Cancel loads, unloads and timers."""

@@ -20,6 +20,7 @@ class Member:
     __slots__ = (
         "breaker",
         "breaker_state",
+        "identity",
         "index",
         "is_ejected",
         "is_fallback",
@@ -41,6 +42,11 @@ class Member:
         self.made_from = made_from
         self.kind: Kind = replica.kind
         self.index = replica.index
+        # Another gateway may have the same remote server under another number.
+        if isinstance(made_from, RemoteConfig):
+            self.identity = f"{made_from.url} {made_from.model or ''}"
+        else:
+            self.identity = str(replica.index)
         self.region = replica.region
         self.is_fallback = replica.is_fallback
         self.weight = replica.weight

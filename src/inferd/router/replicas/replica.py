@@ -34,6 +34,7 @@ from inferd.types import (
     class_index,
 )
 from inferd.worker.messages import Cancel, Check, Checked, Detokenize, Detokenized, Pause, Submit, Tokenize, Tokenized
+from inferd.worker.spare import SpareWorker
 from inferd.worker.supervisor import Patience, State, Supervisor
 
 _log = logging.getLogger("inferd.router")
@@ -240,12 +241,17 @@ class LocalReplica:
         command: Sequence[str],
         patience: Patience,
         pinned_files: PinnedFiles,
+        spare: SpareWorker | None = None,
     ) -> None:
         self._model = model
         self._source = config.source
         self._owner = owner
         self._supervisor = Supervisor(
-            model, index, config, self, emit, command=command, patience=patience, again=pinned_files.config_to_load
+            *(model, index, config, self, emit),
+            command=command,
+            patience=patience,
+            again=pinned_files.config_to_load,
+            spare=spare,
         )
         self.pinned_files = pinned_files
         self._in_flight: dict[str, Ticket] = {}
