@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from inferd.autoscale.controller import RETRY_MEMORY_S, Autoscaler
+from inferd.autoscale.controller import HELD_AGAIN_S, RETRY_MEMORY_S, Autoscaler
 from inferd.config import Config, ModelConfig, ScalingConfig
 from inferd.errors import InvalidRequest
 from inferd.events import Event, Scaled, ScalingRemoved
@@ -121,6 +121,20 @@ def test_missing_memory_limits_the_number_and_is_tried_again_later() -> None:
         bench.router.room = 4
         await bench.look(RETRY_MEMORY_S, **busy)
         assert bench.router.asked == [2, 2]
+
+    asyncio.run(run())
+
+
+def test_what_holds_the_number_again_and_again_is_told_once_a_minute() -> None:
+    async def run() -> None:
+        bench = Bench(ScalingConfig(min=1, max=1))
+        for _ in range(5):
+            await bench.look(waiting=3, oldest_wait_s=2.0, in_flight=1, busy=1)
+            await bench.look(2.0, waiting=0, oldest_wait_s=0.0, in_flight=0, busy=0)
+        assert [event.rule for event in bench.scaled] == ["limit"]
+        bench.now += HELD_AGAIN_S
+        await bench.look(waiting=3, oldest_wait_s=2.0, in_flight=1, busy=1)
+        assert [event.rule for event in bench.scaled] == ["limit", "limit"]
 
     asyncio.run(run())
 

@@ -64,6 +64,17 @@ def test_the_next_replica_starts_in_the_spare_worker_and_one_that_left_makes_ano
     asyncio.run(run())
 
 
+def test_the_memory_of_the_spare_worker_is_no_reason_against_the_replica_that_starts_in_it() -> None:
+    async def run() -> None:
+        tight = scaled()
+        server = msgspec.structs.replace(tight.server, memory_bytes=801 * MIB)
+        async with routing(msgspec.structs.replace(tight, server=server), plan=planned) as (router, _):
+            await spare_of(router)
+            assert await router.scale("tiny", 2) == 2
+
+    asyncio.run(run())
+
+
 def test_a_worker_that_was_killed_is_replaced_by_the_spare_one() -> None:
     async def run() -> None:
         async with routing(scaled(), plan=planned) as (router, _):

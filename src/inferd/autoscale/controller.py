@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
@@ -29,6 +30,9 @@ RETRY_FAILED_S: Final = 30.0
 
 RETRY_MEMORY_S: Final = 5.0
 """Seconds without another attempt, after memory did not suffice."""
+
+HELD_AGAIN_S: Final = 60.0
+"""Seconds after the log was told that something holds the number before it is told the same again."""
 
 MAX_CHANGES: Final = 20
 
@@ -107,7 +111,7 @@ class _Limit:
 class _Model:
     """The state of one model."""
 
-    __slots__ = ("changes", "config", "last", "limit", "load", "meter", "past", "seen", "spec", "told")
+    __slots__ = ("changes", "config", "held", "last", "limit", "load", "meter", "past", "seen", "spec", "told")
 
     def __init__(self, config: ModelConfig, spec: Spec) -> None:
         self.config = config
@@ -119,6 +123,7 @@ class _Model:
         self.load: tuple[float, float] | None = None  # the last one that was known, and when
         self.last: Decision | None = None
         self.told: tuple[object, ...] = ()
+        self.held: dict[str, float] = {}  # when the log was last told of each rule that holds the number
         self.changes: deque[Change] = deque(maxlen=MAX_CHANGES)
 
 
@@ -266,6 +271,11 @@ class Autoscaler:
         if told == model.told:
             return
         is_held = decision.rule in ("limit", "hold", "no_data") and decision.rule != (model.told or ("",))[-1]
+        if is_held:
+            now = self._now()
+            is_held = now - model.held.get(decision.rule, -math.inf) >= HELD_AGAIN_S
+            if is_held:
+                model.held[decision.rule] = now
         model.told = told
         if decision.desired == 0 and decision.current:
             change = Change(

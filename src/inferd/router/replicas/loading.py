@@ -228,7 +228,8 @@ class Loading:
             num_copies = fleet.num_members  # those that leave still hold their memory
             self._planned[pool.name] = max(self._planned.get(pool.name, 0), each * num_copies)
             budget = self._budget()
-            room = count if budget is None else max(0, budget - self._used()) // each
+            # The first new replica starts in the spare worker, whose memory is then the replica's.
+            room = count if budget is None else max(0, budget + fleet.spare_bytes - self._used()) // each
             allowed = min(count, present + room)
             if allowed > present:
                 bound = estimate.total_bytes if estimate is not None and pool.config.memory_bytes is None else None

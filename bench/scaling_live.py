@@ -1,0 +1,110 @@
+"""A step of load on a real server whose model may have two replicas: ``python -m bench.scaling_live``.
+
+One client asks twice in a second, and then six ask without a pause. The server's log tells when the second replica was
+started, and when it was ready, with a spare worker and without one. The times are those of this machine as it is: its
+load is printed with them. Exit status 1: a request failed, or no second replica came.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from bench.report import markdown
+
+ASKED = {"model": "chat", "prompt": "Once", "max_tokens": 24, "ignore_eos": True}
+CALM_S, BUSY_S, START_S = 12.0, 30.0, 120.0
+
+
+def measured(folder: Path, source: str, *, spare: bool) -> tuple[float | None, float | None, int]:
+    """Seconds from the step to the start of a second replica, from there until it is ready, and failed requests."""
+    scaling = {"min": 1, "max": 2, "spare": spare, "down_after_s": 600}
+    model = {"source": source, "scaling": scaling, "scheduler": {"max_num_seqs": 1}}
+    log = folder / "log"
+    config = {"server": {"port": 0, "log_file": str(log), "reload": False}, "models": {"chat": model}}
+    (folder / "inferd.yaml").write_text(json.dumps(config), encoding="utf-8")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "inferd", "serve", "inferd.yaml"],
+        cwd=folder,
+        env={**os.environ, "INFERD_STATE__DATA_DIR": str(folder / "state")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        url = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
+        threading.Thread(target=server.stdout.read, daemon=True).start()
+        stepped_at, statuses = loaded(url.rstrip("/.,"))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    second = {
+        line["state"]: datetime.datetime.fromisoformat(line["ts"]).timestamp()
+        for line in reversed(lines)
+        if line["event"] == "replica" and line["replica"] == 1
+    }
+    started, ready = second.get("starting"), second.get("ready")
+    failed = sum(status != 200 for status in statuses)
+    if started is None or ready is None:
+        return None, None, failed
+    return started - stepped_at, ready - started, failed
+
+
+def loaded(url: str) -> tuple[float, list[int]]:
+    """When the step came, and the statuses of all answers."""
+    statuses: list[int] = []
+    stop = threading.Event()
+
+    def ask(pause_s: float) -> None:
+        with httpx.Client(base_url=url, timeout=START_S) as client:
+            while not stop.wait(pause_s):
+                statuses.append(client.post("/v1/completions", json=ASKED).status_code)
+
+    threads = [threading.Thread(target=ask, args=(0.5,))]
+    threads[0].start()
+    while not statuses:
+        time.sleep(0.1)
+    time.sleep(CALM_S)
+    stepped_at = time.time()
+    threads += [threading.Thread(target=ask, args=(0.0,)) for _ in range(6)]
+    for thread in threads[1:]:
+        thread.start()
+    time.sleep(BUSY_S)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return stepped_at, statuses
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--source", default="demo")
+    parser.add_argument("--repeat", type=int, default=2)
+    given = parser.parse_args(arguments)
+    rows, is_held = [], True
+    for spare in (False, True) * given.repeat:
+        with tempfile.TemporaryDirectory() as folder:
+            decision_s, ready_s, failed = measured(Path(folder), given.source, spare=spare)
+        is_held = is_held and ready_s is not None and not failed
+        shown = ["-" if value is None else f"{value:.2f}" for value in (decision_s, ready_s)]
+        rows.append(["yes" if spare else "no", *shown, f"{failed}", f"{os.getloadavg()[0]:.0f}"])
+    print(markdown(["spare worker", "step to start, s", "start to ready, s", "failed", "load of the machine"], rows))
+    return 0 if is_held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
