@@ -120,6 +120,7 @@ async def test_a_server_that_is_killed_at_any_write_changes_no_result(tmp_path: 
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @in_loop
 async def test_a_server_that_is_killed_at_every_write_of_a_long_run_changes_no_result(tmp_path: Path) -> None:
     assert await killed_everywhere(tmp_path, lines(240, fails=4), step=1) > 300
