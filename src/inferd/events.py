@@ -369,6 +369,26 @@ class ScalingRemoved(msgspec.Struct, frozen=True, kw_only=True):
     model: str
 
 
+class NodeChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A node, another machine that gives memory and cores, has reached another state.
+
+    ``late``: it sends no beat, though its machine answers. ``left``: after its workers had ended. ``gone``: with them.
+    """
+
+    node: str
+    state: Literal["ready", "late", "leaving", "left", "gone", "refused"]
+    reason: str = ""
+
+
+class NodeSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a node now, once a second."""
+
+    node: str
+    heartbeat_age_s: float
+    sent_bytes: int  # over all connections to it, since it joined
+    received_bytes: int
+
+
 Event = (
     RequestEnded
     | RequestRefused
@@ -397,6 +417,8 @@ Event = (
     | DriftForgotten
     | Scaled
     | ScalingRemoved
+    | NodeChanged
+    | NodeSeen
 )
 Emit = Callable[[Event], None]
 

@@ -30,6 +30,7 @@ from inferd.lifecycle.contract_diff import Contract
 from inferd.lifecycle.registry import Attachable, Entry, Version
 from inferd.lifecycle.stages import Action, Record
 from inferd.lifecycle.webhooks import Webhooks
+from inferd.nodes.listener import NewToken, NodeReport
 from inferd.observe import MetricsPage
 from inferd.observe.startup import LoadReport, Phase, StartReport, StartupReport
 from inferd.rollout.machine import Command, Progress
@@ -544,6 +545,33 @@ class FakeScaling:
         return ScalingReport(model=model, min=1, max=4, desired=2, ready=1, starting=1, rule="panic", reason="9 of 4")
 
 
+class FakeNodes:
+    """One node, and a token."""
+
+    def reports(self) -> Sequence[NodeReport]:
+        return [
+            NodeReport(
+                name="one",
+                state="ready",
+                address="10.0.0.2:4000",
+                version="1",
+                joined_at=1.0,
+                num_cores=2,
+                memory_bytes=100,
+                num_gpus=0,
+                labels={"zone": "a"},
+                workers=1,
+                heartbeat_age_s=0.1,
+                sent_bytes=1,
+                received_bytes=2,
+            )
+        ]
+
+    def new_token(self, *, revoke: bool) -> NewToken:
+        token = "revoked" if revoke else "new"
+        return NewToken(token=token, address="gateway:8001", command="inferd node", expires_at=1.0)
+
+
 class FakeControl:
     """Writes down what was asked of it."""
 
@@ -552,6 +580,7 @@ class FakeControl:
         self.keys = FakeKeys()
         self.rollouts = FakeRollouts()
         self.scaling = FakeScaling()
+        self.nodes = FakeNodes()
         self.drift = FakeDrift()
         self.webhooks = Webhooks(MlflowConfig, lambda: self.asked.append("look"), time.time)
         self.asked: list[str] = []

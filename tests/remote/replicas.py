@@ -85,8 +85,11 @@ class Owner:
     def replica_unreachable(self, replica: Replica) -> None:
         self.unreachable.set()
 
-    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None:
+    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str, *, is_machine_lost: bool) -> None:
         raise AssertionError("a remote replica loses nothing")
+
+    def replica_unplaced(self, replica: Replica) -> None:
+        raise AssertionError("a remote replica has no machine")
 
     def replica_failed(self, replica: Replica) -> None:
         raise AssertionError("a remote replica never fails for good")

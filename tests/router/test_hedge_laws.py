@@ -19,6 +19,7 @@ from inferd.config import RemoteConfig
 from inferd.errors import UpstreamFailed
 from inferd.router.pool import Pool
 from inferd.router.replicas import replica as replica_module
+from inferd.router.replicas.machines import Machines
 from inferd.router.ticket import Ticket
 from inferd.types import (
     Delta,
@@ -125,7 +126,7 @@ def racing(is_remote: bool) -> Iterator[tuple[asyncio.Runner, Race]]:
                 "m",
                 config,
                 lambda event: None,
-                command=(),
+                machines=Machines(()),
                 patience=Patience(),
                 demand=lambda pool: None,
                 may_surge=lambda pool, member: True,

@@ -28,6 +28,7 @@ from inferd.events import Event, RequestEnded
 from inferd.router.merging import MergedOutput
 from inferd.router.pool import MAX_WORKER_DEATHS, Pool
 from inferd.router.replicas import replica as replica_module
+from inferd.router.replicas.machines import Machines
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.replica import LocalReplica, ReplicaOwner
 from inferd.router.stream import Stream, open_stream
@@ -88,11 +89,14 @@ class FakeSupervisor:
 
     made: list[FakeSupervisor] = []
 
-    def __init__(self, model: str, replica: int, config: ModelConfig, owner: Owner, emit: object, **_: Any) -> None:
+    def __init__(
+        self, model: str, replica: int, config: ModelConfig, owner: Owner, emit: object, *_: object, **__: Any
+    ) -> None:
         self.owner = owner
         self.state = "starting"
         self.was_ready = False
         self.is_writable = True
+        self.is_unplaced = False
         self.pid = None
         self.reason = ""
         self.rss_bytes = 100
@@ -121,7 +125,7 @@ class FakeSupervisor:
         was, self.state = self.state, "stopped"
         self.holds.clear()
         if was == "ready":
-            self.owner.worker_lost("stopped")
+            self.owner.worker_lost("stopped", is_machine_lost=False)
 
 
 class FakeRemote:
@@ -237,7 +241,7 @@ class PoolMachine(RuleBasedStateMachine):
                 "m",
                 CONFIG,
                 self._emit,
-                command=(),
+                machines=Machines(()),
                 patience=Patience(),
                 demand=self._demanded,
                 may_surge=lambda pool, member: True,
@@ -351,7 +355,8 @@ class PoolMachine(RuleBasedStateMachine):
             supervisor.state = "starting"
             supervisor.holds.clear()
             supervisor.cancelled.clear()
-            self._do(supervisor.owner.worker_lost, "killed")
+            with_machine = data.draw(st.booleans())
+            self._do(lambda: supervisor.owner.worker_lost("killed", is_machine_lost=with_machine))
         elif not supervisor.was_ready:
             supervisor.state = "failed"
             self._do(supervisor.owner.worker_failed, Failure("model_load", "no such folder"))

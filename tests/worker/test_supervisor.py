@@ -155,7 +155,7 @@ def test_a_worker_leaves_when_the_other_end_of_its_channel_is_gone() -> None:
         async with serving() as (router, _):
             pid = worker_pid(router)
             process = worker(router)._supervisor._process
-            assert process is not None
+            assert isinstance(process, process_module.WorkerProcess)
             process._channel.close()
             await until(lambda: not is_running(pid), "the worker has left")
 

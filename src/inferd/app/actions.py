@@ -30,6 +30,7 @@ from inferd.gateway.control import (
 from inferd.jobs.store import JobReport, JobStore
 from inferd.lifecycle.actions import RegistryActions
 from inferd.lifecycle.webhooks import Webhooks
+from inferd.nodes.listener import NewToken, NodeReport, NodesListener
 from inferd.observe.devices import Devices
 from inferd.observe.startup import LoadReport, Startup, StartupReport
 from inferd.rollout.rollouts import Rollouts
@@ -63,6 +64,23 @@ class Keys:
         return await self._control.rotate_key(key_id, by=by, overlap_s=overlap_s)
 
 
+class NodeCommands:
+    """The nodes of a server, as the admin API asks for them; ``listener`` is None where none can join."""
+
+    def __init__(self, listener: NodesListener | None) -> None:
+        self._listener = listener
+
+    def reports(self) -> Sequence[NodeReport]:
+        return [] if self._listener is None else self._listener.reports()
+
+    def new_token(self, *, revoke: bool) -> NewToken:
+        if self._listener is None:
+            raise InvalidRequest(
+                "No machine can join this server; set nodes.listen to HOST:PORT and restart it.", param="nodes.listen"
+            )
+        return self._listener.new_token(revoke=revoke)
+
+
 class Actions:
     """One server, as its operator sees it."""
 
@@ -85,9 +103,11 @@ class Actions:
         webhooks: Webhooks,
         stored: DurableStore | None = None,
         jobs: JobStore | None = None,
+        nodes: NodesListener | None = None,
     ) -> None:
         self._jobs = jobs
         self._stored = stored
+        self.nodes = NodeCommands(nodes)
         self._startup = startup
         self.rollouts = rollouts
         self.scaling = scaling
@@ -127,6 +147,7 @@ class Actions:
             energy=energy_report(self._devices),
             address=self._address,
             jobs=[] if self._jobs is None else [_job(each) for each in self._jobs.reports()],
+            nodes=list(self.nodes.reports()),
         )
 
     def startup(self) -> StartupReport:
@@ -244,6 +265,7 @@ def _replica(replica: ReplicaStatus, load: LoadReport | None) -> ReplicaReport:
         restarts=replica.restarts,
         memory_bytes=replica.rss_bytes,
         pid=replica.pid,
+        node=replica.node,
         load=load,
         artifact=replica.artifact,
         detail=replica.detail,

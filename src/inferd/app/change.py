@@ -7,7 +7,7 @@ from inferd.errors import ConfigError
 
 # What sockets, the database, the log and the exporter of traces were opened with.
 _FIXED_SERVER = ("host", "port", "grpc_port", "auth", "log_format", "log_file", "log_level")
-_FIXED_SECTIONS = ("state", "cache", "jobs", "tracing")
+_FIXED_SECTIONS = ("state", "cache", "jobs", "tracing", "nodes")
 _FIXED_DEVICES = ("enabled", "interval_s", "simulated")  # the others are prices
 
 

@@ -49,6 +49,7 @@ from inferd.jobs.runner import Runner
 from inferd.jobs.store import JobStore
 from inferd.lifecycle.actions import RegistryActions
 from inferd.lifecycle.webhooks import Webhooks
+from inferd.nodes.listener import NodesListener, bound_socket, open_nodes
 from inferd.observe import Observer
 from inferd.observe.devices import Devices
 from inferd.observe.payloads.log import PayloadLog
@@ -244,8 +245,16 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         counted = _counted(monitors, _both(rollouts.handle, emit))
         copies = Copies(counted)
         stack.callback(copies.close)
+        nodes: NodesListener | None = None
+
+        async def close_nodes() -> None:
+            if nodes is not None:
+                await nodes.stop()
+
+        stack.push_async_callback(close_nodes)  # after the router, whose workers on nodes are asked to stop
         router = Router(_bound(config), counted, command=command, patience=patience, plan=plan, pin_below=pin_below)
         stack.push_async_callback(router.stop)
+        nodes = await _nodes(config, ports.nodes, router, emit)
         scaling = Autoscaler(router, held, emit)
         observer.startup.enter("workers")
         await router.start()  # before the imports below: the workers' own take longer
@@ -307,6 +316,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             webhooks=Webhooks(lambda: site.config.mlflow, follows, clock.wall),
             stored=stored,
             jobs=job_store,
+            nodes=nodes,
         )
         asking = Asking(router, control.door)
         jobs = None
@@ -404,10 +414,11 @@ def _from_threads(emit: Emit) -> Emit:
 
 
 class _Ports(NamedTuple):
-    """The sockets that clients reach; ``grpc`` does not listen yet."""
+    """The sockets that clients and nodes reach; only ``http`` listens yet."""
 
     http: socket.socket
     grpc: socket.socket | None
+    nodes: socket.socket | None
 
 
 def _open_ports(config: Config, stack: contextlib.AsyncExitStack) -> _Ports:
@@ -419,7 +430,20 @@ def _open_ports(config: Config, stack: contextlib.AsyncExitStack) -> _Ports:
     reserved = reserve(config.server)
     if reserved is not None:
         stack.callback(reserved.close)
-    return _Ports(listener, reserved)
+    nodes = None if config.nodes.listen is None else bound_socket(config.nodes.listen)
+    if nodes is not None:
+        stack.callback(nodes.close)
+    return _Ports(listener, reserved, nodes)
+
+
+async def _nodes(config: Config, listener: socket.socket | None, router: Router, emit: Emit) -> NodesListener | None:
+    """The nodes, and their port open; None: no machine can join. Raises ConfigError."""
+    if listener is None:
+        return None
+    nodes = open_nodes(config.nodes, data_folder(config.state) / "nodes", router.machines, router.vacate, emit)
+    await nodes.start(listener)
+    _log.info("machines join as nodes at %s; inferd node token prints what to run there", nodes.address)
+    return nodes
 
 
 def _observer(

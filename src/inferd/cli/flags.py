@@ -199,7 +199,15 @@ MODEL_LEAVES = leaves(
     skip=(
         *("source", "remote", "remotes", "routing", "breaker", "retry", "cache", "load"),
         *("pipeline", "inputs", "outputs", "preprocess", "postprocess", "sequence"),
-        *("rollout", "drift", "scaling", "memory_fraction", "batching.buckets", "batching.preferred_sizes"),
+        *(
+            "rollout",
+            "drift",
+            "scaling",
+            "placement",
+            "memory_fraction",
+            "batching.buckets",
+            "batching.preferred_sizes",
+        ),
     ),
 )
 

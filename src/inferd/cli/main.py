@@ -29,6 +29,7 @@ COMMANDS = {
     "drift": "running.drift",
     "checklist": "running.checklist",
     "registry": "registry.group",
+    "node": "node",
     "keys": "keys",
     "chat": "chat",
     "generate": "generate",
@@ -63,6 +64,7 @@ Start here:
   inferd generate "Once upon"      one answer, then back to the shell
   inferd predict digits -i a.jpg   one prediction
   inferd registry digest ./my-model    what to pin in its settings
+  inferd node --join HOST:PORT     give this machine to a server
   inferd quantize ./my-model --output ./small    a smaller checkpoint
   inferd alerts inferd.yaml        rules for Prometheus from its objectives
 

@@ -6,7 +6,15 @@ from inferd.config.devices import DevicesConfig
 from inferd.config.model import ModelConfig
 from inferd.config.payloads import PayloadsConfig
 from inferd.config.section import Section
-from inferd.config.server import CacheConfig, JobsConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
+from inferd.config.server import (
+    CacheConfig,
+    JobsConfig,
+    MetricsConfig,
+    NodesConfig,
+    ServerConfig,
+    StateConfig,
+    TenantConfig,
+)
 from inferd.config.tracing import TracingConfig
 from inferd.config.versioning import MlflowConfig, RegistryConfig
 
@@ -15,6 +23,7 @@ class Config(Section, frozen=True, kw_only=True):
     """All settings of ``inferd serve``."""
 
     server: ServerConfig = ServerConfig()
+    nodes: NodesConfig = NodesConfig()
     state: StateConfig = StateConfig()
     cache: CacheConfig = CacheConfig()
     jobs: JobsConfig = JobsConfig()

@@ -16,7 +16,15 @@ from inferd.config.model import ModelConfig
 from inferd.config.payloads import PayloadsConfig
 from inferd.config.pipeline_rules import with_models
 from inferd.config.rules import problems_between
-from inferd.config.server import CacheConfig, JobsConfig, MetricsConfig, ServerConfig, StateConfig, TenantConfig
+from inferd.config.server import (
+    CacheConfig,
+    JobsConfig,
+    MetricsConfig,
+    NodesConfig,
+    ServerConfig,
+    StateConfig,
+    TenantConfig,
+)
 from inferd.config.tracing import TracingConfig
 from inferd.config.tree import Problem, check, dotted
 from inferd.config.versioning import MlflowConfig, RegistryConfig
@@ -141,6 +149,7 @@ def _sound(tree: _Tree) -> Config:
     found: dict[str, object] = {}
     for name, kind in (
         ("server", ServerConfig),
+        ("nodes", NodesConfig),
         ("state", StateConfig),
         ("cache", CacheConfig),
         ("devices", DevicesConfig),

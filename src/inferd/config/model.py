@@ -17,6 +17,7 @@ from inferd.config.remote import RemoteConfig, RemoteSettings
 from inferd.config.routing import (
     BreakerConfig,
     ModelCacheConfig,
+    PlacementConfig,
     QueueConfig,
     RetryConfig,
     RoutingConfig,
@@ -224,6 +225,7 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
     verify: VerifyConfig | None = None
     drift: DriftConfig = DriftConfig()
     scaling: ScalingConfig | None = None
+    placement: PlacementConfig = PlacementConfig()
     queue: QueueConfig = QueueConfig()
     routing: RoutingConfig = RoutingConfig()
     breaker: BreakerConfig = BreakerConfig()

@@ -4,7 +4,7 @@ many replicas there are by the load (``autoscale/`` decides the number).
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -122,6 +122,22 @@ class ModelCacheConfig(Section, frozen=True, kw_only=True):
     )
     ttl_s: Annotated[float, Meta(description="Seconds that an answer is kept.", gt=0)] = 3600.0
     any_temperature: Annotated[bool, Meta(description="Keep answers of requests that draw at random as well.")] = False
+
+
+class PlacementConfig(Section, frozen=True, kw_only=True):
+    """The machines that may run the model's replicas. What runs is not moved when this changes."""
+
+    nodes: Annotated[
+        Literal["any", "local", "only"],
+        Meta(
+            description="any: the server's machine and nodes (inferd node); local: the server's machine alone; only: "
+            "nodes alone, and a replica waits until one has joined."
+        ),
+    ] = "any"
+    labels: Annotated[
+        dict[str, str],
+        Meta(description="Labels that a node must have, as of inferd node --label zone=a; the server has none."),
+    ] = {}
 
 
 IDLE_AFTER_S = 300.0

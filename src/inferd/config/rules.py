@@ -32,6 +32,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOCAL_ONLY = (
     "replicas",
     "scaling",
+    "placement",
     "load",
     "idle_after_s",
     "memory_bytes",
@@ -54,6 +55,7 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
         yield from _rollout(("models", name), model)
         yield from _verify(("models", name), model)
         yield from _scaling(("models", name), model)
+        yield from _placement(("models", name), model, config)
     yield from _registry(config)
     yield from _payloads(config)
     yield from _memory(config)
@@ -63,6 +65,8 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
 def _server(config: Config) -> Iterator[Problem]:
     if config.server.grpc_port and config.server.grpc_port == config.server.port:
         yield Problem(("server", "grpc_port"), f"{config.server.port} is server.port already; choose another one.")
+    if config.nodes.key is not None and config.nodes.certificate is None:
+        yield Problem(("nodes", "certificate"), "missing; name the certificate's file, or leave nodes.key out.")
     if config.server.tls.key is not None and config.server.tls.certificate is None:
         yield Problem(
             ("server", "tls", "certificate"), "missing; name the certificate's file, or leave server.tls.key out."
@@ -81,6 +85,20 @@ def _server(config: Config) -> Iterator[Problem]:
             yield Problem(
                 ("server", "allowed_hosts", index), f"{host!r} is not a host name such as inferd.example.com."
             )
+
+
+def _placement(here: Place, model: ModelConfig, config: Config) -> Iterator[Problem]:
+    """Everything wrong with where the replicas of a model may run. ``here``: the model's place."""
+    placement = model.placement
+    if placement.nodes == "local" and placement.labels:
+        yield Problem(
+            (*here, "placement", "labels"), "only nodes have labels, and placement.nodes is local; keep one of the two."
+        )
+    elif (placement.nodes == "only" or placement.labels) and config.nodes.listen is None and not model.is_remote:
+        yield Problem(
+            (*here, "placement"),
+            "its replicas run on nodes alone, and none can join; set nodes.listen to HOST:PORT, or leave this out.",
+        )
 
 
 def _payloads(config: Config) -> Iterator[Problem]:

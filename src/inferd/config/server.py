@@ -237,6 +237,33 @@ class JobsConfig(Section, frozen=True, kw_only=True):
     ] = 100
 
 
+class NodesConfig(Section, frozen=True, kw_only=True):
+    """Other machines that give memory and cores to the server: where they join it (``inferd node``)."""
+
+    listen: Annotated[
+        Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]*):[0-9]{1,5}$")] | None,
+        Meta(
+            description="HOST:PORT where nodes join, over TLS and with a token; port 0 takes a free one. Unset: "
+            "no machine can join."
+        ),
+    ] = None
+    certificate: Annotated[
+        str | None,
+        Meta(
+            description="PEM file with the certificate that nodes are shown; unset: one is made and kept in "
+            "state.data_dir."
+        ),
+    ] = None
+    key: Annotated[
+        str | None,
+        Meta(description="PEM file with the certificate's key, without a password; unset: it is in the same file."),
+    ] = None
+    token_expires_s: Annotated[
+        float,
+        Meta(description="Seconds in which a token of inferd node token lets machines join.", gt=0, le=31_536_000),
+    ] = 86_400.0
+
+
 class CacheConfig(Section, frozen=True, kw_only=True):
     """Where answers are cached; each model's settings say whether its answers are cached."""
 

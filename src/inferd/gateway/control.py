@@ -18,6 +18,7 @@ from inferd.drift.reference import Reference
 from inferd.gateway.upstream import ModelState
 from inferd.lifecycle.actions import RegistryActions
 from inferd.lifecycle.webhooks import Delivery
+from inferd.nodes.listener import NewToken, NodeReport
 from inferd.observe.startup import LoadReport, StartReport, StartupReport
 from inferd.rollout.machine import Command
 from inferd.rollout.rollouts import RolloutReport
@@ -40,6 +41,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     memory_bytes: int = 0  # 0: unknown, or elsewhere
     pid: int | None = None  # of its worker
+    node: str = ""  # where its worker is; empty: on the server's machine
     load: LoadReport | None = None  # the last load by this replica's worker
     artifact: str = ""  # a digest of its files' content at the time of loading
     detail: str = ""  # why it is in this state
@@ -161,6 +163,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     energy: EnergyReport | None = None  # None: devices are not read
     jobs: list[BatchReport] = []  # of all servers that share the database; a tenant's key sees its own
     address: str = ""  # where clients on the server's machine find it: http://127.0.0.1:8000
+    nodes: list[NodeReport] = []
 
 
 class UnloadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,6 +254,16 @@ class WebhookActions(Protocol):
         """Look at the MLflow registry now. Raises InvalidRequest where nothing follows it."""
 
 
+class NodeActions(Protocol):
+    """The machines that joined the server."""
+
+    def reports(self) -> Sequence[NodeReport]: ...
+
+    def new_token(self, *, revoke: bool) -> NewToken:
+        """A token with which machines join. Raises InvalidRequest where none can join this server."""
+        ...
+
+
 class ControlActions(Protocol):
     """The operations on a running server."""
 
@@ -262,6 +275,9 @@ class ControlActions(Protocol):
 
     @property
     def scaling(self) -> ScalingActions: ...
+
+    @property
+    def nodes(self) -> NodeActions: ...
 
     @property
     def versions(self) -> RegistryActions: ...

@@ -17,7 +17,7 @@ from inferd.drift.monitors import DriftReport
 from inferd.drift.reference import Reference
 from inferd.events import Operation
 from inferd.gateway import operations
-from inferd.gateway.admin import drift, health, registry, rollouts, scaling
+from inferd.gateway.admin import drift, health, nodes, registry, rollouts, scaling
 from inferd.gateway.admin import endpoints as admin
 from inferd.gateway.admin import requests as records
 from inferd.gateway.admin.audit import AuditList, AuditQuery, list_entries
@@ -96,6 +96,7 @@ from inferd.gateway.windows.options import WindowOptions
 from inferd.lifecycle.actions import Changed, NewFiles
 from inferd.lifecycle.registry import Version
 from inferd.lifecycle.stages import Action
+from inferd.nodes.listener import NewToken
 from inferd.observe.payloads.texts import JsonAnswers, Texts
 from inferd.observe.startup import StartupReport
 from inferd.observe.why import RecordReport
@@ -760,6 +761,20 @@ def _scaling() -> tuple[Route, ...]:
     )
 
 
+def _nodes() -> tuple[Route, ...]:
+    """The machines that joined the server, and how others join."""
+    return (
+        _admin("GET", "/admin/nodes", nodes.list_nodes, "The machines that joined.", nodes.NodeList),
+        _admin(
+            *("POST", "/admin/nodes/token", nodes.new_token, "A token with which machines join.", NewToken),
+            *(400, 408, 413, 415),
+            request=nodes.TokenRequest,
+            success=201,
+            needs_body=False,
+        ),
+    )
+
+
 def _invocations() -> tuple[Route, ...]:
     v1 = _post(
         "/v1/models/{model}:predict",
@@ -884,6 +899,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     *_rollouts(),
     *_scaling(),
+    *_nodes(),
     *_registry(),
     *_drift(),
     *_mlflow(),

@@ -18,6 +18,7 @@ from inferd.events import (
     DriftRead,
     HttpServed,
     ModelUnloaded,
+    NodeChanged,
     ReplicaChanged,
     RequestRefused,
     Retried,
@@ -198,6 +199,19 @@ def scale_line(event: Scaled, wall_s: float) -> str:
     line |= {"ready": event.ready, "starting": event.starting, "leaving": event.leaving, "needs": event.needs}
     line |= {"waiting": event.waiting, "in_flight": event.in_flight, "requests_per_s": event.requests_per_s}
     return encoded({**line, "served_per_s": event.served_per_s, "ready_s": event.ready_s})
+
+
+_NODE_LEVELS: Final = {"late": "warning", "gone": "error", "refused": "warning"}
+
+
+def node_level(state: str) -> str:
+    return _NODE_LEVELS.get(state, "info")
+
+
+def node_line(event: NodeChanged, wall_s: float) -> str:
+    """The line of a machine that joined, left, is gone or was refused."""
+    line: JSON = {"ts": timestamp(wall_s), "level": node_level(event.state), "event": "node", "node": _cut(event.node)}
+    return encoded({**line, "state": event.state, "reason": event.reason[:MAX_MESSAGE_CHARACTERS]})
 
 
 def _cut(text: str) -> str:

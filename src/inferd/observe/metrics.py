@@ -42,6 +42,8 @@ ROLLOUT_STATES = (
     "rolled_back",
     "aborted",
 )
+NODE_STATES = ("ready", "late", "leaving", "left", "gone", "refused")
+NODE_DIRECTIONS = ("sent", "received")
 SCALE_STATES = ("ready", "starting", "leaving")
 SCALE_DIRECTIONS = ("up", "down")
 OBJECTIVES = ("availability", "ttft", "tpot", "total")
@@ -704,6 +706,27 @@ SCALE_CHANGES = Metric(
     "Changes of a model's number of replicas by its load, by direction: up or down.",
     ("model", "direction"),
     "Scaled",
+)
+
+# -- nodes ------------------------------------------------------------------------------------
+
+_NODE = ("node",)
+NODES_UP = Metric("inferd_nodes_up", "Machines that have joined as nodes and are heard.", (), "NodeChanged")
+NODE_CHANGES = Metric(
+    "inferd_node_changes_total",
+    "Times that a node reached a state: ready, late (no beat, though its machine answers), leaving, left (after its "
+    "workers ended), gone (with them); or was refused.",
+    ("state",),
+    "NodeChanged",
+)
+NODE_BEAT_AGE = Metric(
+    "inferd_node_heartbeat_age_seconds", "Seconds since a node's last beat; five come in a second.", _NODE, "NodeSeen"
+)
+NODE_TRAFFIC = Metric(
+    "inferd_node_traffic_bytes",
+    "Bytes over all connections to a node since it joined, with TLS, by direction: sent or received.",
+    (*_NODE, "direction"),
+    "NodeSeen",
 )
 
 # -- stored responses --------------------------------------------------------------------------

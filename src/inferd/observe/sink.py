@@ -36,6 +36,8 @@ from inferd.events import (
     LinesAnswered,
     LoadProgress,
     ModelUnloaded,
+    NodeChanged,
+    NodeSeen,
     QueueChanged,
     ReplicaChanged,
     RequestEnded,
@@ -70,6 +72,8 @@ from inferd.observe.logs import (
     drift_line,
     http_level,
     http_line,
+    node_level,
+    node_line,
     replica_level,
     replica_line,
     rollout_level,
@@ -170,6 +174,7 @@ class Observer:
         )
         self._routes: set[str] = set()
         self._states: dict[tuple[str, str], str] = {}
+        self._nodes: set[str] = set()  # that have joined
         self._restarts: dict[tuple[str, str], int] = {}  # of each replica, as last told
         self._stats: dict[tuple[str, str], StepStats] = {}  # of each replica's present life
         self._queued: dict[str, int] = {}
@@ -485,6 +490,10 @@ class Observer:
             case ScalingRemoved():
                 for metric in (m.SCALE_DESIRED, m.SCALE_REPLICAS, m.SCALE_NEEDED):
                     self._store.clear(metric, self._model(event.model))
+            case NodeChanged():
+                self._node_changed(event)
+            case NodeSeen():
+                self._node_seen(event)
             case ClientTurnedAway():
                 self._store.value(m.TURNED_AWAY).add()
             case LoadProgress():
@@ -529,6 +538,23 @@ class Observer:
             if event.desired != event.before:
                 value(m.SCALE_CHANGES, model, "up" if event.desired > event.before else "down").add()
             self._write("info", scale_line(event, self._wall()))
+
+    def _node_changed(self, event: NodeChanged) -> None:
+        if event.state in ("left", "gone"):
+            self._nodes.discard(event.node)
+            for metric in (m.NODE_BEAT_AGE, m.NODE_TRAFFIC):
+                self._store.clear(metric, event.node)
+        elif event.state != "refused":
+            self._nodes.add(event.node)
+        self._store.value(m.NODES_UP).set(len(self._nodes))
+        self._store.value(m.NODE_CHANGES, event.state).add()
+        self._write(node_level(event.state), node_line(event, self._wall()))
+
+    def _node_seen(self, event: NodeSeen) -> None:
+        if event.node in self._nodes:
+            self._store.value(m.NODE_BEAT_AGE, event.node).set(event.heartbeat_age_s)
+            for direction, count in zip(m.NODE_DIRECTIONS, (event.sent_bytes, event.received_bytes), strict=True):
+                self._store.value(m.NODE_TRAFFIC, event.node, direction).set(count)
 
     def _queue_changed(self, event: QueueChanged) -> None:
         model = self._model(event.model)

@@ -36,7 +36,7 @@ def identity_of(config: ModelConfig) -> str:
     hub id (whose files do not change), or a module elsewhere on Python's path."""
     digest = hashlib.blake2b(digest_size=6)
     is_known = False
-    for label, path in _files(config):
+    for label, path in model_paths(config):
         is_known = _add_file(digest, label, path) or is_known
     return digest.hexdigest() if is_known else ""
 
@@ -49,7 +49,7 @@ def identity_of_files(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def _files(config: ModelConfig) -> Iterator[tuple[str, Path]]:
+def model_paths(config: ModelConfig) -> Iterator[tuple[str, Path]]:
     """Every file that decides what the model computes, under a name that does not depend on where its folder lies."""
     is_enforced = config.verify is not None and config.verify.mode == "enforce"
     yield from source_files(config.source, beside=not is_enforced)
@@ -66,7 +66,7 @@ def _files(config: ModelConfig) -> Iterator[tuple[str, Path]]:
             yield str(place), path
     for name, below in config.pipeline.models.items():
         part = below if isinstance(below, ModelConfig) else msgspec.convert(below, ModelConfig)
-        for label, path in _files(part):
+        for label, path in model_paths(part):
             yield f"{name}:{label}", path
 
 

@@ -31,6 +31,7 @@ from inferd.router.dispatcher import Dispatcher
 from inferd.router.live_requests import LiveRequests
 from inferd.router.queue_reporter import QueueReporter
 from inferd.router.replicas.fleet import Fleet, RemoteMaker
+from inferd.router.replicas.machines import Machines
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.replica import LocalReplica, Replica
 from inferd.router.request_end import deadline_error, is_deadline_end
@@ -70,7 +71,7 @@ class Pool:
         config: ModelConfig,
         emit: Emit,
         *,
-        command: Sequence[str],
+        machines: Machines,
         patience: Patience,
         demand: Callable[[Pool], None],
         may_surge: Callable[[Pool, Member], bool],
@@ -89,7 +90,7 @@ class Pool:
             config,
             self,
             emit,
-            command,
+            machines,
             patience,
             lambda member: may_surge(self, member),
             pin_below,
@@ -371,8 +372,11 @@ class Pool:
             self._live.fail(ticket, error)
         self._dispatcher.slot_freed()
 
-    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None:
-        """A worker died. Its requests are retried or continued elsewhere where ``_run_again`` allows it; others end."""
+    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str, *, is_machine_lost: bool) -> None:
+        """A worker died. Its requests are retried or continued elsewhere where ``_run_again`` allows it; others end.
+
+        ``is_machine_lost``: it ended with its machine, which counts against no request.
+        """
         member = self.fleet.member_of(replica)
         if member is not None and tickets:
             self.fleet.health.failed(member, None, clock.now(), reason)
@@ -382,7 +386,7 @@ class Pool:
             self._dispatcher.clear_suspect(ticket)
             if self._retries.drop_attempt(ticket, replica):
                 continue
-            ticket.worker_deaths += 1
+            ticket.worker_deaths += not is_machine_lost
             self._run_again(ticket, "The model's worker stopped")
         self.fleet.notify()
         self._dispatcher.recheck_waiting()
@@ -439,6 +443,11 @@ class Pool:
             if ticket.is_whole:
                 ticket.restart()
             self._dispatcher.requeue(ticket)
+
+    def replica_unplaced(self, replica: Replica) -> None:
+        """No machine may run the replica's worker now: the start of the server does not wait for it."""
+        self.fleet.notify()
+        self._note_settled()
 
     def replica_failed(self, replica: Replica) -> None:
         """A worker has failed for good: end the requests that no other replica can serve."""
@@ -647,5 +656,6 @@ IN_PLACE_FIELDS = (
     "rollout",
     "drift",
     "scaling",
+    "placement",
 )
 """Settings that change without another worker. The fleet applies the other settings."""

@@ -16,6 +16,7 @@ from inferd.errors import InvalidRequest, ModelNotFound, Unavailable
 from inferd.events import Emit, RequestRefused, ignore
 from inferd.router.pool import Pool
 from inferd.router.replicas.loading import Loading, Plan, plan_model
+from inferd.router.replicas.machines import Machines
 from inferd.router.replicas.replica import LocalReplica, Replica
 from inferd.router.status import Applied, Demand, ModelStatus, ReplicaStatus, Unloaded
 from inferd.router.ticket import Ticket
@@ -46,11 +47,13 @@ class Router:
     ) -> None:
         self._pin_below = pin_below
         self._emit = emit
-        self._command = command
+        self.machines = Machines(command)
         self._patience = patience
         self._pools: dict[str, Pool] = {}
         self._removing: dict[Pool, asyncio.Task[None]] = {}  # removed from the configuration, still finishing
-        self._loading = Loading(lambda: (*self._pools.values(), *self._removing), config.server.memory_bytes, plan)
+        self._loading = Loading(
+            lambda: (*self._pools.values(), *self._removing), config.server.memory_bytes, plan, self.machines
+        )
         self._apply_lock = asyncio.Lock()
         self._draining = False
         self._refusing = False
@@ -62,7 +65,7 @@ class Router:
             name,
             model,
             self._emit,
-            command=self._command,
+            machines=self.machines,
             patience=self._patience,
             demand=self._loading.demand,
             may_surge=self._loading.may_surge,
@@ -211,6 +214,10 @@ class Router:
     def unload_idle(self, model: str) -> None:
         """Unload a model that has no requests. Raises ModelNotFound."""
         self._loading.unload_idle(self._pool(model))
+
+    async def vacate(self, node: str) -> None:
+        """Move all workers of a node that leaves, without dropping a request; returns when none is there."""
+        await asyncio.gather(*(pool.fleet.vacate(node) for pool in (*self._pools.values(), *self._removing)))
 
     async def apply(self, config: Config) -> Applied:
         """Apply another configuration without dropping a request. Returns when all changes are made.

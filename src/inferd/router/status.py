@@ -24,7 +24,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     outstanding: int
     breaker: BreakerState
     ejected: bool  # gets no requests for now, as it is slower than the other replicas
-    rss_bytes: int = 0  # of this machine's memory; 0: none, or not known
+    rss_bytes: int = 0  # of the memory of the machine that it is on; 0: none, or not known
+    node: str = ""  # where its worker is; empty: on this machine, or nowhere
     weight: float = 1.0
     region: str = ""
     is_fallback: bool = False

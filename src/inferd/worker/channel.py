@@ -1,8 +1,8 @@
 """The channel between gateway and worker: frames over an unnamed Unix socket.
 
 The supervisor makes the two ends with ``socket.socketpair()``, and the worker inherits its end by file descriptor. The
-socket has no path and no port, so no other process can open it, and nothing is left behind in the file system. Across
-hosts the same frames travel over TCP.
+socket has no path and no port, so no other process can open it, and nothing is left behind in the file system. To a
+worker on a node the same frames travel over TLS (``nodes/``).
 
 A frame is a list of messages (``inferd.worker.messages``). A frame that is too large or that does not decode closes the
 channel, because nothing after it can be trusted.
@@ -43,11 +43,12 @@ class ChannelError(Exception):
 class Frames(Generic[T]):
     """Cuts a stream of bytes into decoded frames."""
 
-    __slots__ = ("_buffer", "_decoder")
+    __slots__ = ("_buffer", "_decoder", "_max_bytes")
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[list[T]]) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[list[T]], max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._buffer = bytearray()
         self._decoder = decoder
+        self._max_bytes = max_bytes
 
     def feed(self, data: bytes) -> Iterator[list[T]]:
         """Every frame that ``data`` completes. Raises ChannelError."""
@@ -56,8 +57,8 @@ class Frames(Generic[T]):
         at = 0
         while len(buffer) - at >= HEADER.size:
             (size,) = HEADER.unpack_from(buffer, at)
-            if size > MAX_FRAME_BYTES:
-                raise ChannelError(f"A frame claims {size} bytes; at most {MAX_FRAME_BYTES} are allowed.")
+            if size > self._max_bytes:
+                raise ChannelError(f"A frame claims {size} bytes; at most {self._max_bytes} are allowed.")
             start, end = at + HEADER.size, at + HEADER.size + size
             if end > len(buffer):
                 break

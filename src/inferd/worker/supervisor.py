@@ -1,7 +1,8 @@
 """Keeps one replica's worker alive: start, load, watch, restart, stop.
 
 Runs in the gateway's event loop. Knows when a worker is ready, hangs or is dead, and when to start it again. Knows
-nothing of queues: the requests in flight in a lost worker are the owner's.
+nothing of queues: the requests in flight in a lost worker are the owner's. Knows nothing of machines either: a
+``Place`` starts the worker, and may start each on another one.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
 import random
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -25,7 +25,6 @@ from inferd.errors import ModelLoadError
 from inferd.events import Emit, LoadProgress, ReplicaChanged
 from inferd.machine.memory import rss_bytes
 from inferd.types import Failure, ModelInfo, Output, StepStats
-from inferd.worker.environment import environment_for
 from inferd.worker.messages import (
     Checked,
     Detokenized,
@@ -40,8 +39,7 @@ from inferd.worker.messages import (
     Tokenized,
     ToWorker,
 )
-from inferd.worker.process import WORKER_COMMAND, WorkerProcess
-from inferd.worker.spare import SpareWorker
+from inferd.worker.process import Life
 
 State = Literal["starting", "loading", "ready", "hung", "died", "failed", "stopped"]
 
@@ -66,12 +64,44 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     first_loads: int = 5  # deaths in a row, without ever having been ready, before giving up
 
 
+class NoMachineError(Exception):
+    """No machine may run the worker now. The message says why, without a full stop."""
+
+
+class Place(Protocol):
+    """Where the workers of one replica run. It may be another machine for each of them."""
+
+    def launch(
+        self,
+        name: str,
+        load: Load,
+        on_messages: Callable[[list[FromWorker]], None],
+        on_writable: Callable[[], None],
+    ) -> Life:
+        """Start a worker that loads the model. Raises OSError where no process can be started; NoMachineError."""
+        ...
+
+    def may_move(self) -> bool:
+        """Whether a model that does not load where it was tried may be tried on another machine. Another call of
+        ``launch`` does that."""
+        ...
+
+    async def wait_for_change(self) -> None:
+        """Wait until ``launch`` may find a machine again."""
+
+
 class Owner(Protocol):
     """Receives the worker's events: the router's replica."""
 
     def worker_ready(self, info: ModelInfo) -> None: ...
-    def worker_lost(self, reason: str) -> None:
-        """All requests in flight are lost. Called once for each life that was ready."""
+    def worker_lost(self, reason: str, *, is_machine_lost: bool) -> None:
+        """All requests in flight are lost. Called once for each life that was ready.
+
+        ``is_machine_lost``: the worker ended with its machine, so no request is to blame.
+        """
+
+    def worker_unplaced(self) -> None:
+        """No machine may run the worker now; it is started as soon as one may."""
 
     def worker_failed(self, failure: Failure) -> None:
         """The model cannot be loaded; there will be no other try."""
@@ -89,6 +119,7 @@ class Ending(msgspec.Struct, frozen=True):
     ready_s: float | None = None  # how long it was ready; None: never
     was_useful: bool = False  # it had served requests, so its end came from outside or from one request
     failure: Failure | None = None
+    is_machine_lost: bool = False
 
 
 class Supervisor:
@@ -102,22 +133,20 @@ class Supervisor:
         config: ModelConfig,
         owner: Owner,
         emit: Emit,
+        place: Place,
         *,
-        command: Sequence[str] = WORKER_COMMAND,
         patience: Patience = Patience(),
         again: Callable[[], Awaitable[ModelConfig]] | None = None,
-        spare: SpareWorker | None = None,
     ) -> None:
         self._model = model
         self._replica = replica
         self._config = config
         self._again = again
-        self._spare = spare
         self._owner = owner
         self._emit = emit
-        self._command = command
+        self._place = place
         self._patience = patience
-        self._process: WorkerProcess | None = None
+        self._process: Life | None = None
         self._task: asyncio.Task[None] | None = None
         self._leaving = asyncio.Event()
         self._watch = _Watch()
@@ -125,6 +154,7 @@ class Supervisor:
         self._load_failure: Failure | None = None
         self._has_finished = False  # a request, in this life
         self._is_starved = False  # no process could be started, for lack of a resource that may become free
+        self.is_unplaced = False  # no machine may run the worker now
         self.rss_bytes = 0
         self.state: State = "starting"
         self.reason = ""
@@ -140,8 +170,12 @@ class Supervisor:
         return self._process is not None and self._process.is_writable
 
     def measure_rss(self) -> int:
-        """Resident memory of the worker now; 0: there is none, or the system does not say."""
-        return rss_bytes(self._process.pid) if self._process is not None else 0
+        """Resident memory of the worker now; 0: there is none, or the system does not say. By the last report of a
+        worker on another machine."""
+        if self._process is None:
+            return 0
+        pid = self._process.pid
+        return self.rss_bytes if pid is None else rss_bytes(pid)
 
     def start(self) -> None:
         """Start the worker now, and keep it running."""
@@ -171,8 +205,19 @@ class Supervisor:
         in_a_row = 0
         useful_ends: deque[float] = deque(maxlen=self._patience.burst)
         while True:
+            if self.is_unplaced:
+                await self._until_change()
+                if self._leaving.is_set():
+                    return
+                self._start_process()
+                continue
             ending = await self._live()
             if self._leaving.is_set():
+                return
+            if ending.is_machine_lost or (ending.ready_s is None and self._place.may_move()):
+                _log.warning("%s/%d: %s; it is placed anew", self._model, self._replica, ending.reason.rstrip("."))
+                if await self._start_again():
+                    continue
                 return
             in_a_row = 0 if ending.was_useful and not self._is_burst(useful_ends) else in_a_row + 1
             is_hopeless = ending.failure is not None or in_a_row >= self._patience.first_loads
@@ -200,14 +245,28 @@ class Supervisor:
             _log.log(level, words, self._model, self._replica, ending.reason.rstrip("."), when, often)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), delay)
-            if self._leaving.is_set():
+            if self._leaving.is_set() or not await self._start_again():
                 return
-            if self._again is not None:
-                self._config = await self._again()
-                if self._leaving.is_set():
-                    return
-            self.restarts += 1
-            self._start_process()
+
+    async def _start_again(self) -> bool:
+        """Start another worker with the configuration of now; False: the replica is stopped."""
+        if self._again is not None:
+            self._config = await self._again()
+            if self._leaving.is_set():
+                return False
+        self.restarts += 1
+        self._start_process()
+        return True
+
+    async def _until_change(self) -> None:
+        """Wait until a machine may run the worker, or the replica is stopped."""
+        loop = asyncio.get_running_loop()
+        waiting = [loop.create_task(self._place.wait_for_change()), loop.create_task(self._leaving.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
 
     def _is_burst(self, useful_ends: deque[float]) -> bool:
         """Whether useful lives end so often that something must be wrong with the model. Notes one more."""
@@ -222,19 +281,25 @@ class Supervisor:
         self._has_finished = self._is_starved = False
         self.rss_bytes = 0
         self._watch = _Watch()
-        self._change("starting")
-        name = f"{self._model}/{self._replica}"
+        if not self.is_unplaced:
+            self._change("starting")
+        name, load = f"{self._model}/{self._replica}", Load(self._model, self._config, self._replica)
         try:
-            environment = environment_for(self._config, os.environ)
-            callbacks = self._handle_messages, self._owner.worker_writable
-            process = None if self._spare is None else self._spare.take(environment, *callbacks)
-            self._process = process or WorkerProcess(self._command, name, environment, *callbacks)
+            self._process = self._place.launch(name, load, self._handle_messages, self._owner.worker_writable)
+        except NoMachineError as error:
+            self._process = None
+            if not self.is_unplaced or str(error) != self.reason:
+                self.is_unplaced = True
+                self._change("starting", str(error))
+                self._owner.worker_unplaced()
+            return
         except OSError as error:
             self._process = None
             self._is_starved = error.errno in _STARVED
             self.reason = f"no process could be started: {error.strerror or error}"
-            return
-        self._process.send(Load(self._model, self._config, self._replica))
+        if self.is_unplaced:
+            self.is_unplaced = False
+            self._change("starting", self.reason if self._process is None else "")
 
     async def _live(self) -> Ending:
         """Run the present process to its end, and release everything that belonged to it."""
@@ -243,7 +308,6 @@ class Supervisor:
             self._change("died", self.reason)
             return Ending("died", self.reason)
         hung = await self._until_gone(process)
-        status = process.gone.result()
         self._process = None
         if self._leaving.is_set():
             ending = Ending("died", "stopped")
@@ -252,7 +316,7 @@ class Supervisor:
         elif hung is not None:
             ending = Ending("hung", hung)
         else:
-            ending = Ending("died", _reason(status, process.channel_error if process.was_ended_here else None))
+            ending = Ending("died", process.reason, is_machine_lost=process.is_machine_lost)
         if self._info is not None:
             ready_s = clock.now() - self._watch.ready_at
             was_useful = self._has_finished or ready_s >= self._patience.useful_s
@@ -262,10 +326,10 @@ class Supervisor:
         if not self._leaving.is_set() and ending.state != self.state and not is_final:
             self._change("died" if ending.state == "failed" else ending.state, ending.reason)
         if ending.ready_s is not None:
-            self._owner.worker_lost(ending.reason)
+            self._owner.worker_lost(ending.reason, is_machine_lost=ending.is_machine_lost)
         return ending
 
-    async def _until_gone(self, process: WorkerProcess) -> str | None:
+    async def _until_gone(self, process: Life) -> str | None:
         """Wait for the end and bring it about when the worker hangs; what was wrong with it."""
         while True:
             with contextlib.suppress(TimeoutError):
@@ -303,7 +367,7 @@ class Supervisor:
             return f"a step took longer than hang_timeout_s, {self._config.hang_timeout_s:g} s"
         return None
 
-    async def _gone_within(self, process: WorkerProcess, seconds: float) -> None:
+    async def _gone_within(self, process: Life, seconds: float) -> None:
         try:
             await asyncio.wait_for(asyncio.shield(process.gone), seconds)
         except TimeoutError:
@@ -409,15 +473,3 @@ def restart_delay(patience: Patience, in_a_row: int) -> float:
         return 0.0
     longest = min(patience.longest_delay_s, patience.first_delay_s * 2.0 ** min(in_a_row - 1, 30))
     return longest * random.uniform(0.75, 1.25)
-
-
-def _reason(status: int, error: Exception | None) -> str:
-    if error is not None and status in (0, -signal.SIGKILL):
-        return f"its channel broke: {error}"
-    if status >= 0:
-        return f"its process exited with status {status}"
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-status).name
-        hint = ", as by the kernel where memory runs out" if -status == signal.SIGKILL else ""
-        return f"its process was killed by signal {-status} ({name}{hint})"
-    return f"its process was killed by signal {-status}"

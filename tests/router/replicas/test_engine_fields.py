@@ -16,6 +16,7 @@ ABOVE_THE_WORKER = {
         "idle_after_s",
         "load",
         "memory_fraction",
+        "placement",
         "queue",
         "region",
         "remote",

@@ -21,6 +21,7 @@ from inferd.config import ModelConfig, QueueConfig, RemoteConfig
 from inferd.errors import DeadlineExceeded, Overloaded
 from inferd.events import ignore
 from inferd.router.pool import Pool
+from inferd.router.replicas.machines import Machines
 from inferd.router.replicas.replica import ReplicaOwner
 from inferd.router.stream import open_stream
 from inferd.router.ticket import Ticket
@@ -124,7 +125,7 @@ class Site:
             "m",
             config,
             ignore,
-            command=(),
+            machines=Machines(()),
             patience=Patience(),
             demand=lambda pool: None,
             may_surge=lambda pool, member: True,

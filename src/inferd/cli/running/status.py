@@ -25,6 +25,7 @@ from inferd.gateway.control import (
     ServerReport,
     TenantReport,
 )
+from inferd.nodes.listener import NodeReport
 from inferd.observe.startup import LoadReport, Phase
 
 if TYPE_CHECKING:
@@ -110,6 +111,9 @@ def rendered(report: ServerReport, name: str, width: int = _WIDE) -> RenderableT
         lines.append(Text(f"reload   under way for {duration(clock.wall() - report.reload_since)}", style="yellow"))
     if report.last_reload is not None:
         lines += reload_lines(report.last_reload)
+    for node in report.nodes:
+        style = _STYLES.get(node.state, "yellow")
+        lines.append(Text.assemble(f"node     {node.name} ", (node.state, style), f"  {_of_node(node)}"))
     lines += [Text(), models_table(report.models, width)]
     lines += load_lines(report)
     if report.jobs:
@@ -119,6 +123,15 @@ def rendered(report: ServerReport, name: str, width: int = _WIDE) -> RenderableT
     if report.energy is not None:
         lines += energy_tables(report.energy)
     return Group(*lines)
+
+
+def _of_node(node: NodeReport) -> str:
+    labels = "".join(f", {name}={value}" for name, value in node.labels.items())
+    gpus = f", {node.num_gpus} GPUs" if node.num_gpus else ""
+    return (
+        f"{node.workers} workers, {node.num_cores} cores, {bytes_text(node.memory_bytes)}{gpus}{labels}, "
+        f"beat {node.heartbeat_age_s:.1f} s ago, from {node.address}"
+    )
 
 
 def reload_lines(reload: ReloadReport) -> list[RenderableType]:
@@ -215,6 +228,7 @@ def _add_replica(add: Callable[..., None], replica: ReplicaReport) -> None:
 def _about(replica: ReplicaReport) -> list[str]:
     return [
         f"process {replica.pid}" if replica.pid is not None else "",
+        f"on node {replica.node}" if replica.node else "",
         f"files {replica.artifact}" if replica.artifact else "",
         restarts_text(replica.restarts),
         replica.region,

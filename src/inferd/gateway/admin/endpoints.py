@@ -77,6 +77,7 @@ def _shown_to(context: Context, principal: Principal, report: ServerReport) -> S
         memory_bytes=sum(model.memory_bytes for model in models),
         memory_budget_bytes=None,
         models=models,
+        nodes=[],
         tenants=[tenant for tenant in report.tenants if tenant.name == principal.tenant],
         jobs=[job for job in report.jobs if job.tenant == principal.tenant],
         energy=None if report.energy is None else _energy_shown_to(principal, report.energy),
@@ -112,12 +113,12 @@ def drain(context: Context, call: Call) -> Response:
 
 def _model_shown_to(principal: Principal, model: ModelReport) -> ModelReport:
     """A model's report, without its ``detail`` texts for a tenant: they may have paths of the server and the memory of
-    other models."""
+    other models. Nor are the names of nodes a tenant's."""
     if not principal.tenant:
         return model
     replicas = [
         msgspec.structs.replace(
-            replica, detail="", load=None if replica.load is None else _load_shown_to(principal, replica.load)
+            replica, detail="", node="", load=None if replica.load is None else _load_shown_to(principal, replica.load)
         )
         for replica in model.replicas
     ]

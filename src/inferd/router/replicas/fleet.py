@@ -21,6 +21,7 @@ from inferd.errors import InferdError, ModelLoadError, Unavailable, UpstreamFail
 from inferd.events import Emit, ModelUnloaded, ReplicaChanged
 from inferd.router.choosing.health import Health
 from inferd.router.replicas.engine_fields import is_same_engine
+from inferd.router.replicas.machines import Machines
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.pinned_files import PinnedFiles
 from inferd.router.replicas.replica import LocalReplica, Replica, ReplicaOwner
@@ -28,7 +29,7 @@ from inferd.router.status import Applied, Residency
 from inferd.router.ticket import Runner
 from inferd.types import Failure
 from inferd.worker.spare import SpareWorker
-from inferd.worker.supervisor import Patience
+from inferd.worker.supervisor import NoMachineError, Patience
 
 UnloadReason = Literal["asked", "idle", "evicted", "removed"]
 
@@ -54,7 +55,7 @@ class FleetOwner(ReplicaOwner, Protocol):
 class Fleet:
     """The replicas of one model. ``may_surge``: whether memory allows a second copy of a replica during replacement.
 
-    ``command`` starts a worker, ``patience`` has its time limits. ``pin_below``: the folder for the files that workers
+    ``machines`` start workers, ``patience`` has their time limits. ``pin_below``: the folder for the files that workers
     loaded (``pinned_files``); None: none are pinned. ``make_remote`` makes the replica of a remote server, by default a
     ``RemoteReplica``.
     """
@@ -65,7 +66,7 @@ class Fleet:
         config: ModelConfig,
         owner: FleetOwner,
         emit: Emit,
-        command: Sequence[str],
+        machines: Machines,
         patience: Patience,
         may_surge: Callable[[Member], bool],
         pin_below: Path | None = None,
@@ -77,9 +78,10 @@ class Fleet:
         self._config = config
         self._load_config = config  # what the next worker is started with
         self._planned_bytes: int | None = None  # memory planned for that worker
+        self._need_bytes = 0  # memory that it will take; 0: not known
         self._owner = owner
         self._emit = emit
-        self._command = command
+        self._machines = machines
         self._patience = patience
         self._may_surge = may_surge
         self._members: dict[int, Member] = {}
@@ -93,7 +95,7 @@ class Fleet:
         self._is_unloading = False
         self.is_operator_unloaded = False  # the operator unloaded the model, so that no client's request loads it
         self.load_s: float | None = None  # seconds from start to ready, of the last worker
-        self._spare = SpareWorker(name, command, patience.stop_s)
+        self._spare = SpareWorker(name, machines.command, patience.stop_s)
         self._spare_timer: asyncio.TimerHandle | None = None
         self.health = Health(name, self._members, config.routing, emit, self.notify)
 
@@ -169,8 +171,18 @@ class Fleet:
 
     @property
     def rss_bytes(self) -> int:
-        """Resident memory of all workers in bytes, by their last reports."""
+        """Resident memory of all workers on this machine in bytes, by their last reports."""
         return sum(member.rss_bytes for member in self._members.values())
+
+    @property
+    def planned_bytes(self) -> int:
+        """Memory of this machine that the workers have or were promised."""
+        return sum(member.planned_bytes for member in self._members.values())
+
+    @property
+    def num_here(self) -> int:
+        """The number of workers on this machine, those being removed included."""
+        return sum(member.kind == "local" and not member.node for member in self._members.values())
 
     @property
     def failure(self) -> Failure | None:
@@ -239,10 +251,11 @@ class Fleet:
 
     # -- changes, one at a time -------------------------------------------------------------
 
-    async def load(self, memory_bytes: int | None = None) -> None:
-        """Start the workers, if they do not exist, and wait until one is ready.
+    async def load(self, memory_bytes: int | None = None, need_bytes: int = 0) -> None:
+        """Start the workers, if they do not exist, and wait until one is ready, or none has a machine to run on.
 
-        ``memory_bytes``: the memory planned for each of them. Raises ModelLoadError; Unavailable.
+        ``memory_bytes``: the limit of memory for each of them, ``need_bytes``: what each will take, 0: not known.
+        Raises ModelLoadError; Unavailable.
         """
         self._wanted = "in"
         async with self._lock:
@@ -252,10 +265,11 @@ class Fleet:
             if self.failure is not None:  # the workers failed earlier: start them again
                 await self._retire_locals()
             self._load_config, self._planned_bytes = self._config, memory_bytes
+            self._need_bytes = need_bytes
             self._add_locals(self.num_wanted - len(self.locals))
             workers = self.locals
             await self._wait_until(
-                lambda: any(w.replica.was_ready for w in workers) or all(w.replica.failure is not None for w in workers)
+                lambda: any(w.replica.was_ready for w in workers) or all(_has_stopped_loading(w) for w in workers)
             )
             failure = self.failure
             if failure is not None:
@@ -263,12 +277,12 @@ class Fleet:
                     await self._retire_locals()
                 raise from_failure(failure)
 
-    def scale(self, count: int, memory_bytes: int | None = None) -> bool:
+    def scale(self, count: int, memory_bytes: int | None = None, need_bytes: int = 0) -> bool:
         """Have ``count`` local replicas, at least one; whether that is begun: False during another change.
 
         Returns at once. A new replica gets requests when it is ready. A replica that leaves gets no more requests, and
         stops when those in flight have ended: first one that is not ready, then one with the least work.
-        ``memory_bytes``: the memory planned for each new one.
+        ``memory_bytes`` and ``need_bytes`` as of ``load``, for each new one.
         """
         if self._is_stopped or self.is_changing or not self.locals:
             return False
@@ -278,6 +292,7 @@ class Fleet:
         missing = self.num_wanted - len(usable)
         if missing > 0:
             self._load_config, self._planned_bytes = self._config, memory_bytes
+            self._need_bytes = need_bytes
             self._add_locals(missing)
         usable.sort(key=lambda member: (member.replica.is_ready, member.outstanding, -member.index))
         for member in (*failed, *usable[: max(0, -missing)]):
@@ -291,6 +306,29 @@ class Fleet:
         """Remove a replica that is not needed any more; its requests take the time that they take."""
         with contextlib.suppress(Unavailable):  # the server shuts down
             await self._leave(member, None)
+
+    async def vacate(self, node: str) -> None:
+        """Move the workers of a node that leaves: each stops when another one is ready elsewhere, and its requests
+        have ended. Where no other machine may run one, it stops when its requests have ended."""
+        async with self._lock:
+            for member in [member for member in self.locals if member.node == node]:
+                if self._may_place(member):
+                    with contextlib.suppress(InferdError):
+                        await self._replace(member, self._config)
+                        continue
+                with contextlib.suppress(Unavailable):
+                    await self._retire(member)
+                    self._add_locals(self.num_wanted - len(self.locals))
+
+    def _may_place(self, member: Member) -> bool:
+        """Whether another machine may run a worker's replacement. Those that leave take none."""
+        replica = member.replica
+        assert isinstance(replica, LocalReplica)
+        try:
+            self._machines.choose(replica.spot, ())
+        except NoMachineError:
+            return False
+        return True
 
     async def wait_settled(self) -> None:
         """Wait until every replica has been ready, has failed, or was found not to answer. Raises Unavailable."""
@@ -427,7 +465,7 @@ class Fleet:
             changes.append(f"{self._name}: {_replicas(len(replaced))} replaced by new ones{why}")
         missing = wanted - len(workers)
         if missing > 0:
-            self._load_config, self._planned_bytes = config, None
+            self._load_config, self._planned_bytes, self._need_bytes = config, None, 0
             await self._wait_loaded(self._add_locals(missing))
         if config.num_local == 0:  # remote servers replace the workers: one of them has to answer first
             await self._wait_until(lambda: all(_is_known(member) for member in self.remotes))
@@ -440,11 +478,14 @@ class Fleet:
 
     async def _replace(self, old: Member, config: ModelConfig) -> None:
         """Replace one worker. Raises ModelLoadError; the old worker, or a new one with its files, serves then."""
+        assert isinstance(old.replica, LocalReplica)
         if self._may_surge(old):
-            self._load_config, self._planned_bytes = config, None
+            old.replica.spot.is_leaving = True
+            self._load_config, self._planned_bytes, self._need_bytes = config, None, 0
             try:
-                await self._wait_loaded(self._add_locals(1))
+                await self._wait_loaded(self._add_locals(1), must_be_placed=old.replica.is_ready)
             except InferdError:
+                old.replica.spot.is_leaving = False
                 if isinstance(old.made_from, ModelConfig):
                     self._load_config = old.made_from
                 raise
@@ -457,10 +498,9 @@ class Fleet:
 
         if not is_remote(config.source):
             await asyncio.to_thread(refuse_early, config)
-        assert isinstance(old.replica, LocalReplica)
         pinned_files = old.replica.pinned_files
         await self._retire(old, unpin=False)
-        self._load_config, self._planned_bytes = config, None
+        self._load_config, self._planned_bytes, self._need_bytes = config, None, 0
         failure: ModelLoadError | None = None
         try:
             await self._wait_loaded(self._add_locals(1))
@@ -474,15 +514,15 @@ class Fleet:
             self._add_local(await pinned_files.config_to_load(), pinned_files)
         raise failure
 
-    async def _wait_loaded(self, members: Sequence[Member]) -> None:
-        """Wait until all members are ready. Raises ModelLoadError when one has failed, and removes that one."""
-        await self._wait_until(lambda: all(m.replica.was_ready or m.replica.failure is not None for m in members))
-        failed = [member for member in members if member.replica.failure is not None]
+    async def _wait_loaded(self, members: Sequence[Member], *, must_be_placed: bool = False) -> None:
+        """Wait until all members are ready, or have no machine to run on. Raises ModelLoadError when one has failed, or
+        has no machine and ``must_be_placed``, and removes that one."""
+        await self._wait_until(lambda: all(m.replica.was_ready or _has_stopped_loading(m) for m in members))
+        failed = [m for m in members if m.replica.failure is not None or (must_be_placed and not m.replica.was_ready)]
+        reasons = [(member.replica.failure, member.replica.reason) for member in failed]
         await asyncio.gather(*(self._retire(member) for member in failed))
-        if failed:
-            failure = failed[0].replica.failure
-            assert failure is not None
-            raise from_failure(failure)
+        for failure, reason in reasons:
+            raise ModelLoadError(f"No machine may run it: {reason}.") if failure is None else from_failure(failure)
 
     async def _retire_locals(self) -> int:
         """Stop every worker; returns the bytes that they used."""
@@ -539,9 +579,9 @@ class Fleet:
 
     def _add_local(self, first: ModelConfig, pinned_files: PinnedFiles) -> Member:
         """Add a local replica. ``first``: the configuration for its first worker process."""
+        spot = self._machines.spot(self._name, lambda: self._config, self._need_bytes, self._spare)
         replica = LocalReplica(
-            *(self._name, self._free_index(), first, self._owner, self._emit),
-            *(self._command, self._patience, pinned_files, self._spare),
+            self._name, self._free_index(), first, self._owner, self._emit, spot, self._patience, pinned_files
         )
         return self._add(replica, self._load_config)
 
@@ -573,6 +613,8 @@ class Fleet:
         """Likewise, with a limit for the wait of its own; None: without one."""
         replica = member.replica
         member.is_leaving = True
+        if isinstance(replica, LocalReplica):
+            replica.spot.is_leaving = True
         if replica.is_ready:
             self._emit(ReplicaChanged(model=self._name, replica=member.index, state="draining"))
         self._owner.members_changed()
@@ -603,7 +645,13 @@ async def _stop(replica: Replica) -> None:
 
 def _is_known(member: Member) -> bool:
     replica = member.replica
-    return replica.was_ready or replica.failure is not None or replica.state in ("unreachable", "stopped")
+    return replica.was_ready or _has_stopped_loading(member) or replica.state in ("unreachable", "stopped")
+
+
+def _has_stopped_loading(member: Member) -> bool:
+    """Whether a replica has failed, or waits for a machine to run on."""
+    replica = member.replica
+    return replica.failure is not None or (isinstance(replica, LocalReplica) and replica.is_unplaced)
 
 
 def _replicas(count: int) -> str:

@@ -18,6 +18,7 @@ from inferd.config.units import bytes_text
 from inferd.errors import InferdError, InternalError, ModelLoadError, Overloaded, Unavailable
 from inferd.router.pool import Pool
 from inferd.router.replicas.fleet import UnloadReason
+from inferd.router.replicas.machines import Machines
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.residency import Resident, make_room
 
@@ -54,11 +55,16 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
 class Loading:
     """Loads and unloads the models of one server. ``pools``: all pools that may use memory, also those being removed.
 
-    ``budget_bytes`` is the operator's limit; None: the memory that other programs leave free.
+    ``budget_bytes`` is the operator's limit; None: the memory that other programs leave free. The budget is of this
+    machine's memory; ``machines`` count the memory of nodes.
     """
 
-    def __init__(self, pools: Callable[[], Iterable[Pool]], budget_bytes: int | None, plan: Plan = plan_model) -> None:
+    def __init__(
+        self, pools: Callable[[], Iterable[Pool]], budget_bytes: int | None, plan: Plan, machines: Machines
+    ) -> None:
         self._pools = pools
+        self._machines = machines
+        machines.free_here = self._free_here
         self._budget_bytes = budget_bytes
         self._plan = plan
         self._deciding = asyncio.Lock()
@@ -147,8 +153,8 @@ class Loading:
         was_operator_unloaded = pool.fleet.is_operator_unloaded
         pool.fleet.is_operator_unloaded = False  # from now on requests wait for the model
         try:
-            bound = await self._reserve(pool) if pool.fleet.residency == "absent" else None
-            await pool.fleet.load(bound)
+            bound, need_bytes = await self._reserve(pool) if pool.fleet.residency == "absent" else (None, 0)
+            await pool.fleet.load(bound, need_bytes)
         except ModelLoadError:
             code = "model_failed"
             message = f"The model {pool.name!r} could not be loaded; the server's log says why."
@@ -180,12 +186,16 @@ class Loading:
         self._freed.set()
         return freed
 
-    async def _reserve(self, pool: Pool) -> int | None:
-        """Reserve memory for the model; returns the bytes planned for each replica, None where that is not known."""
+    async def _reserve(self, pool: Pool) -> tuple[int | None, int]:
+        """Reserve memory for the model. Returns the limit of memory for each replica, None where it has none, and the
+        memory that each will take, 0 where that is not known."""
         estimate = await self._estimate(pool)
         if estimate is None:
-            return None
-        need = estimate.total_bytes * pool.config.num_at_start
+            return None, 0
+        need = estimate.total_bytes * self._num_here(pool, estimate.total_bytes)
+        bound = estimate.total_bytes if pool.config.memory_bytes is None else None
+        if not need:
+            return bound, estimate.total_bytes
         give_up_at = clock.now() + ROOM_WAIT_S
         while not await self._reserve_room(pool, need, is_last=clock.now() >= give_up_at):
             self._is_room_awaited = True
@@ -197,7 +207,28 @@ class Loading:
                 continue
             finally:
                 self._is_room_awaited = False
-        return estimate.total_bytes if pool.config.memory_bytes is None else None
+        return bound, estimate.total_bytes
+
+    def _num_here(self, pool: Pool, each_bytes: int) -> int:
+        """How many of a model's first replicas this machine must have memory for: all, if they fit without unloading
+        another model; else those that nodes have no room for."""
+        config, budget = pool.config, self._budget()
+        count = config.num_at_start
+        on_nodes = min(count, self._machines.room_on_nodes(pool.name, config, each_bytes))
+        if not self._machines.may_run_here(config):
+            return 0
+        if budget is None or not on_nodes or self._used() + each_bytes * count <= budget:
+            return count
+        return count - on_nodes
+
+    def _free_here(self, model: str) -> int | None:
+        """The memory of this machine that a model may still take, beside what its workers here have; None: any."""
+        budget = self._budget()
+        if budget is None:
+            return None
+        others = sum(resident.num_bytes for resident in self._residents() if resident.name != model)
+        own = sum(pool.fleet.planned_bytes for pool in self._pools() if pool.name == model)
+        return budget - others - own
 
     async def _estimate(self, pool: Pool) -> Estimate | None:
         """The planned memory of one replica, if as many as the model may have share the budget. Raises
@@ -225,24 +256,28 @@ class Loading:
             each = max(rss_bytes, 0 if estimate is None else estimate.total_bytes)
             if not each or count <= present:
                 return present
-            num_copies = fleet.num_members  # those that leave still hold their memory
-            self._planned[pool.name] = max(self._planned.get(pool.name, 0), each * num_copies)
+            # Those that leave still hold their memory.
+            self._planned[pool.name] = max(self._planned.get(pool.name, 0), each * fleet.num_here)
             budget = self._budget()
             # The first new replica starts in the spare worker, whose memory is then the replica's.
             room = count if budget is None else max(0, budget + fleet.spare_bytes - self._used()) // each
+            if not self._machines.may_run_here(pool.config):
+                room = 0
+            room += self._machines.room_on_nodes(pool.name, pool.config, each)
             allowed = min(count, present + room)
             if allowed > present:
                 bound = estimate.total_bytes if estimate is not None and pool.config.memory_bytes is None else None
-                if not fleet.scale(allowed, bound):
+                if not fleet.scale(allowed, bound, each):
                     return present
-                self._planned[pool.name] = each * (num_copies + allowed - present)
+                self._planned[pool.name] = each * fleet.num_here
             return allowed
 
     def _release(self, pool: Pool, count: int) -> None:
         """Plan for fewer replicas. Until those that leave have stopped, their measured memory counts."""
         planned = self._planned.get(pool.name)
         if planned is not None:
-            self._planned[pool.name] = planned * count // max(count, pool.fleet.num_members)
+            staying = sum(not member.node for member in pool.fleet.locals)
+            self._planned[pool.name] = planned * staying // max(1, staying, pool.fleet.num_here)
         self._freed.set()
 
     async def _reserve_room(self, pool: Pool, need: int, *, is_last: bool) -> bool:
@@ -291,14 +326,14 @@ class Loading:
             Resident(
                 name=pool.name,
                 # At least the planned bytes, as caches fill only with time; more where the plan was too low.
-                num_bytes=max(pool.fleet.rss_bytes, self._planned.get(pool.name, 0)),
+                num_bytes=max(pool.fleet.rss_bytes, pool.fleet.planned_bytes, self._planned.get(pool.name, 0)),
                 is_pinned=not pool.config.is_on_demand and pool.config.idle_after_s is None,
                 is_idle=pool.is_idle and pool.fleet.residency == "resident",
                 last_used_at=pool.last_used_at,
                 priority=pool.config.priority,
             )
             for pool in self._pools()
-            if pool.fleet.rss_bytes or pool.name in self._planned
+            if pool.fleet.rss_bytes or pool.fleet.planned_bytes or pool.name in self._planned
         ]
 
     def _used(self) -> int:

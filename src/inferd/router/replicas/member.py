@@ -6,6 +6,7 @@ from typing import Literal
 
 from inferd.config import BreakerConfig, ModelConfig, RemoteConfig
 from inferd.router.choosing.breaker import Breaker, BreakerState
+from inferd.router.replicas.machines import HERE
 from inferd.router.replicas.replica import Kind, LocalReplica, Replica
 from inferd.router.status import ReplicaStatus
 
@@ -74,8 +75,20 @@ class Member:
 
     @property
     def rss_bytes(self) -> int:
-        """The resident memory on this machine; 0 for a remote server."""
-        return self.replica.rss_bytes if isinstance(self.replica, LocalReplica) else 0
+        """The resident memory on this machine; 0 for a remote server, and for a worker on a node."""
+        replica = self.replica
+        return replica.rss_bytes if isinstance(replica, LocalReplica) and not replica.node else 0
+
+    @property
+    def node(self) -> str:
+        """The node that the worker is on; empty: this machine, or none."""
+        return self.replica.node if isinstance(self.replica, LocalReplica) else ""
+
+    @property
+    def planned_bytes(self) -> int:
+        """The memory of this machine that the worker has or was promised."""
+        replica = self.replica
+        return replica.spot.taken_bytes if isinstance(replica, LocalReplica) and replica.spot.machine == HERE else 0
 
     @property
     def artifact(self) -> str:
@@ -119,7 +132,8 @@ class Member:
             outstanding=replica.outstanding,
             breaker=self.breaker_state,
             ejected=self.is_ejected,
-            rss_bytes=self.rss_bytes,
+            rss_bytes=replica.rss_bytes if isinstance(replica, LocalReplica) else 0,
+            node=self.node,
             weight=self.weight,
             region=self.region,
             is_fallback=self.is_fallback,

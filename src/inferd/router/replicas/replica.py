@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ from inferd.config import ModelConfig
 from inferd.eager import in_task
 from inferd.errors import InferdError, InternalError, Overloaded, Unavailable, from_failure
 from inferd.events import Emit
+from inferd.router.replicas.machines import Spot
 from inferd.router.replicas.pinned_files import PinnedFiles
 from inferd.router.ticket import Ticket
 from inferd.types import (
@@ -34,7 +35,6 @@ from inferd.types import (
     class_index,
 )
 from inferd.worker.messages import Cancel, Check, Checked, Detokenize, Detokenized, Pause, Submit, Tokenize, Tokenized
-from inferd.worker.spare import SpareWorker
 from inferd.worker.supervisor import Patience, State, Supervisor
 
 _log = logging.getLogger("inferd.router")
@@ -177,8 +177,14 @@ class ReplicaOwner(Protocol):
     def replica_ready(self, replica: Replica) -> None:
         """The replica became ready, for the first time or again."""
 
-    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str) -> None:
-        """The worker died. ``tickets`` were in flight and have been released."""
+    def replica_lost(self, replica: Replica, tickets: list[Ticket], reason: str, *, is_machine_lost: bool) -> None:
+        """The worker died. ``tickets`` were in flight and have been released.
+
+        ``is_machine_lost``: it ended with its machine, so none of them is to blame.
+        """
+
+    def replica_unplaced(self, replica: Replica) -> None:
+        """No machine may run the replica's worker now; it is started when one may."""
 
     def replica_failed(self, replica: Replica) -> None:
         """The replica can never become ready."""
@@ -206,7 +212,7 @@ class ReplicaOwner(Protocol):
 
 
 class LocalReplica:
-    """The requests in flight in one worker process."""
+    """The requests in flight in one worker process, on this machine or on a node."""
 
     kind: Kind = "local"
     weight = 1.0
@@ -229,6 +235,7 @@ class LocalReplica:
         "outstanding",
         "pinned_files",
         "region",
+        "spot",
     )
 
     def __init__(
@@ -238,21 +245,18 @@ class LocalReplica:
         config: ModelConfig,
         owner: ReplicaOwner,
         emit: Emit,
-        command: Sequence[str],
+        spot: Spot,
         patience: Patience,
         pinned_files: PinnedFiles,
-        spare: SpareWorker | None = None,
     ) -> None:
         self._model = model
         self._source = config.source
         self._owner = owner
         self._supervisor = Supervisor(
-            *(model, index, config, self, emit),
-            command=command,
-            patience=patience,
-            again=pinned_files.config_to_load,
-            spare=spare,
+            model, index, config, self, emit, spot, patience=patience, again=pinned_files.config_to_load
         )
+        self.spot = spot
+        spot.rss_bytes = lambda: self._supervisor.rss_bytes
         self.pinned_files = pinned_files
         self._in_flight: dict[str, Ticket] = {}
         self._by_class = [0] * len(CLASSES)
@@ -282,6 +286,16 @@ class LocalReplica:
     def rss_bytes(self) -> int:
         """Resident memory of the worker in bytes, by its last report."""
         return self._supervisor.rss_bytes
+
+    @property
+    def node(self) -> str:
+        """The node that the worker is on; empty: this machine, or none."""
+        return self.spot.node
+
+    @property
+    def is_unplaced(self) -> bool:
+        """Whether no machine may run the worker now."""
+        return self._supervisor.is_unplaced
 
     @property
     def restarts(self) -> int:
@@ -328,6 +342,7 @@ class LocalReplica:
 
     async def stop(self) -> None:
         await self._supervisor.stop()
+        self.spot.leave()
 
     # -- generating -------------------------------------------------------------------------
 
@@ -419,19 +434,23 @@ class LocalReplica:
 
     def worker_ready(self, info: ModelInfo) -> None:
         self.pinned_files.note_loaded(info.artifact)
+        self.spot.loaded()
         self.info = info if info.source == self._source else msgspec.structs.replace(info, source=self._source)
         self.capacity = max(2 * info.max_num_seqs, info.max_num_seqs + 8)
         self.is_ready = True
         self._owner.replica_ready(self)
 
-    def worker_lost(self, reason: str) -> None:
+    def worker_lost(self, reason: str, *, is_machine_lost: bool) -> None:
         self.is_ready = False
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(
                     Unavailable(f"The worker of the model {self._model!r} stopped before it answered; try again.")
                 )
-        self._owner.replica_lost(self, self.release_all(), reason)
+        self._owner.replica_lost(self, self.release_all(), reason, is_machine_lost=is_machine_lost)
+
+    def worker_unplaced(self) -> None:
+        self._owner.replica_unplaced(self)
 
     def worker_failed(self, failure: Failure) -> None:
         self.failure = failure

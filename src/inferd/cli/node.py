@@ -1,0 +1,184 @@
+"""``inferd node``: give this machine's memory and cores to a server; make the token for that."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from inferd.cli.flags import Parsed
+from inferd.cli.running.control import Server, server_options
+from inferd.config.units import bytes_text, size
+from inferd.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from inferd.nodes.dialling import NodeOptions
+
+_BYTES: Final = Parsed("bytes", "8GiB", size)
+_TOKEN_VARIABLE: Final = "INFERD_NODE_TOKEN"
+
+
+@click.group("node", invoke_without_command=True)
+@click.option("--join", metavar="HOST:PORT", help="The server, where it listens for nodes (nodes.listen).")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=f"File with the token of inferd node token; unset: it is in {_TOKEN_VARIABLE}.",
+)
+@click.option("--name", help="The node's name, which no other node has.  [default: the host's name]")
+@click.option("--memory", type=_BYTES, help="Memory to give.  [default: what is available now]")
+@click.option("--cores", type=click.IntRange(1), help="Cores to give.  [default: all that this process may use]")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label for placement; may be repeated.")
+@click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for files that the server sends.  [default: inferd/nodes/NAME below the user's cache folder]",
+)
+@click.option(
+    "--drain",
+    "drain_s",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    help="Seconds that the server has to move the workers when this node is to stop.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    join: str | None,
+    token_file: Path | None,
+    name: str | None,
+    memory: int | None,
+    cores: int | None,
+    labels: tuple[str, ...],
+    cache: Path | None,
+    drain_s: float,
+) -> int | None:
+    """Give this machine's memory and cores to a server, until Ctrl-C.
+
+    The server starts workers of its models here. Ctrl-C moves them away first; once more ends them.
+
+    \b
+    Examples:
+      inferd node token                        on the server: what to run here
+      INFERD_NODE_TOKEN=inferd1... inferd node --join gateway:8001
+      inferd node --join gateway:8001 --token-file token --label zone=a --memory 16GiB
+    """
+    if context.invoked_subcommand is not None:
+        return None
+    if join is None:
+        raise click.UsageError("Missing --join HOST:PORT, the server that this machine is for.")
+    return run_node(join, token_file, name, memory, cores, labels, cache, drain_s)
+
+
+@command.command("token")
+@click.option("--revoke", is_flag=True, help="Let no earlier token be used again; nodes that have joined stay.")
+@click.option("--json", "as_json", is_flag=True, help="Print what the server said, for programs.")
+@server_options
+def token(server: Server, revoke: bool, as_json: bool) -> None:
+    """Print the line that lets a machine join, with a new token.
+
+    Asks the running server, which keeps a digest alone. The token can be used until it expires
+    (nodes.token_expires_s), for any number of machines.
+
+    \b
+    Examples:
+      inferd node token
+      inferd node token --revoke
+    """
+    from inferd.nodes.listener import NewToken
+
+    body = msgspec.json.encode({"revoke": revoke})
+    answer = server.send("/admin/nodes/token", body, {"content-type": "application/json"})
+    made = msgspec.json.decode(answer.body, type=NewToken)
+    if as_json:
+        click.echo(msgspec.json.format(answer.body, indent=2).decode())
+        return
+    until = datetime.fromtimestamp(made.expires_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    click.echo(f"# on the machine that is to join, until {until}:", err=True)
+    click.echo(made.command)
+
+
+def run_node(
+    join: str,
+    token_file: Path | None,
+    name: str | None,
+    memory: int | None,
+    cores: int | None,
+    labels: tuple[str, ...],
+    cache: Path | None,
+    drain_s: float,
+    prepare: Callable[[NodeOptions], NodeOptions] = lambda options: options,
+) -> int:
+    """Be a node; the exit code. ``prepare`` changes how it is started. Raises InferdError."""
+    import asyncio
+
+    from inferd.machine.memory import available_bytes
+    from inferd.machine.placement import usable_cores
+    from inferd.nodes.agent import Agent, parse_labels
+    from inferd.nodes.dialling import NodeOptions
+    from inferd.nodes.listener import split_address
+    from inferd.nodes.tokens import parse_token
+
+    text = os.environ.pop(_TOKEN_VARIABLE, "") if token_file is None else token_file.read_text("utf-8")
+    if not text.strip():
+        raise InvalidRequest(
+            f"A token is missing: put the one of inferd node token into {_TOKEN_VARIABLE}, or into a file named with "
+            "--token-file.",
+            param="token",
+        )
+    host, port = split_address(join)
+    called = socket.gethostname() if name is None else name
+    usable = usable_cores()
+    if cores is not None and cores < len(usable) and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, usable[:cores])  # workers inherit it, and count their threads by it
+    options = prepare(
+        NodeOptions(
+            host=host,
+            port=port,
+            token=parse_token(text),
+            name=called,
+            num_cores=min(cores or len(usable), len(usable)),
+            memory_bytes=available_bytes() if memory is None else memory,
+            num_gpus=_num_gpus(),
+            labels=parse_labels(labels),
+            cache=_cache_folder(called) if cache is None else cache.absolute(),
+            drain_s=drain_s,
+        )
+    )
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("inferd.node").info(
+        "node %s gives %d cores and %s to %s", options.name, options.num_cores, bytes_text(options.memory_bytes), join
+    )
+
+    async def be() -> int:
+        agent = Agent(options)
+        agent.handle_signals()
+        return await agent.run()
+
+    return asyncio.run(be())
+
+
+def _cache_folder(name: str) -> Path:
+    """The folder of one node below the user's cache folder."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    return (
+        (Path(chosen) if chosen.startswith("/") else Path.home() / ".cache")
+        / "inferd"
+        / "nodes"
+        / name.replace("/", "_")
+    )
+
+
+def _num_gpus() -> int:
+    """GPUs that NVIDIA's driver shows."""
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0

@@ -1,0 +1,41 @@
+"""Nodes in the configuration: where they join, which models may run there, and what contradicts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferd.config import load_config
+from inferd.errors import ConfigError
+
+
+def problem(nodes: dict[str, Any], **model: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, {"nodes": nodes, "models": {"chat": {"source": "demo", **model}}})
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("nodes", "model", "sentence"),
+    [
+        ({}, {"placement": {"nodes": "only"}}, "models.chat.placement: its replicas run on nodes alone"),
+        ({}, {"placement": {"labels": {"zone": "a"}}}, "set nodes.listen to HOST:PORT, or leave this out"),
+        ({}, {"placement": {"nodes": "local", "labels": {"zone": "a"}}}, "placement.labels: only nodes have labels"),
+        ({}, {"placement": {"nodes": "remote"}}, "placement.nodes"),
+        ({}, {"source": "openai:https://h/v1", "placement": {"nodes": "only"}}, "it is for local replicas"),
+        ({"listen": "8001"}, {}, "nodes.listen"),
+        ({"listen": "host:port"}, {}, "nodes.listen"),
+        ({"listen": "h:1", "key": "key.pem"}, {}, "nodes.certificate: missing; name the certificate"),
+        ({"listen": "h:1", "token_expires_s": 0}, {}, "nodes.token_expires_s"),
+    ],
+)
+def test_contradictions_are_named_with_the_remedy(nodes: dict[str, Any], model: dict[str, Any], sentence: str) -> None:
+    assert sentence in problem(nodes, **model)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:8001", "[::]:0", ":8001", "gateway.example.com:8001"])
+def test_addresses_and_placements_that_are_accepted(listen: str) -> None:
+    placement = {"nodes": "only", "labels": {"zone": "a"}}
+    settings = {"nodes": {"listen": listen}, "models": {"chat": {"source": "demo", "placement": placement}}}
+    assert load_config(None, {}, settings).models["chat"].placement.labels == {"zone": "a"}
