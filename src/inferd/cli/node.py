@@ -70,7 +70,7 @@ def command(
     Examples:
       inferd node token                        on the server: what to run here
       INFERD_NODE_TOKEN=inferd1... inferd node --join gateway:8001
-      inferd node --join gateway:8001 --token-file token --label zone=a --memory 16GiB
+      inferd node --join gateway:8001 --token-file token --label zone=a
     """
     if context.invoked_subcommand is not None:
         return None
