@@ -312,13 +312,19 @@ class Fleet:
         have ended. Where no other machine may run one, it stops when its requests have ended."""
         async with self._lock:
             for member in [member for member in self.locals if member.node == node]:
-                if self._may_place(member):
-                    with contextlib.suppress(InferdError):
-                        await self._replace(member, self._config)
-                        continue
-                with contextlib.suppress(Unavailable):
-                    await self._retire(member)
-                    self._add_locals(self.num_wanted - len(self.locals))
+                await self._move(member)
+
+    async def _move(self, member: Member) -> None:
+        """Replace one worker by one elsewhere, where another machine may run it; let it go in any case."""
+        is_replaced = False
+        if self._may_place(member):
+            with contextlib.suppress(InferdError):
+                await self._replace(member, self._config)
+                is_replaced = True
+        if not is_replaced:
+            with contextlib.suppress(Unavailable):
+                await self._retire(member)
+                self._add_locals(self.num_wanted - len(self.locals))
 
     def _may_place(self, member: Member) -> bool:
         """Whether another machine may run a worker's replacement. Those that leave take none."""
