@@ -83,7 +83,7 @@ gpu-check: $(VENV)/.dev ## On a machine with a CUDA device: its tests, then ever
 .PHONY: soak
 soak: $(VENV)/.dev ## Every fault and attack with its control, then a long run under load and faults
 	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "soak or not soak" tests/experiments
-	@$(TEST_ENV) $(BIN)/python -m pytest -m soak tests/observe/live tests/console tests/artefacts tests/deploy tests/nodes
+	@$(TEST_ENV) $(BIN)/python -m pytest -m soak --ignore=tests/experiments tests
 	@$(BIN)/python -m bench.soak $(ARGS)
 
 .PHONY: sanitize

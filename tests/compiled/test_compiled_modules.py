@@ -121,7 +121,7 @@ def test_a_default_that_no_instance_gets_is_named() -> None:
     assert "the default of A.dropped is dropped" in found
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # `make test-compiled` compiles every one of them
 @pytest.mark.timeout(600)
 def test_mypyc_generates_code_for_every_listed_module(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "compiled" / "generate.py"), str(tmp_path)]
