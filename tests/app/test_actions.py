@@ -35,6 +35,7 @@ REPLICA = ReplicaStatus(
     pid=7,
     artifact="0123456789ab",
     detail="It does not answer.",
+    node="far",
 )
 INFO = ModelInfo(
     name="m",

@@ -107,7 +107,8 @@ def test_an_alias_is_followed_by_webhooks_without_a_failed_request(
                 mlflow.status = 503
                 code, shown = inferd("reload")
                 assert code == 0, shown
-                assert "stays as it is served" in log.read_text()
+                # A thread of its own writes the log.
+                until_now(lambda: "stays as it is served" in log.read_text(), "it is told why", 30)
                 assert answer(client) == [3.0, 4.0]
             finally:
                 asking.is_over = True
