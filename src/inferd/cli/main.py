@@ -34,6 +34,7 @@ COMMANDS = {
     "chat": "chat",
     "generate": "generate",
     "predict": "predict.command",
+    "batch": "running.batch",
     "bench": "bench",
     "replay": "replay.command",
     "evaluate": "replay.evaluate",
@@ -63,6 +64,7 @@ Start here:
   inferd chat                      talk to it
   inferd generate "Once upon"      one answer, then back to the shell
   inferd predict digits -i a.jpg   one prediction
+  inferd batch run in.jsonl -o out.jsonl    the requests of a file
   inferd registry digest ./my-model    what to pin in its settings
   inferd node --join HOST:PORT     give this machine to a server
   inferd quantize ./my-model --output ./small    a smaller checkpoint

@@ -11,7 +11,7 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
@@ -61,8 +61,11 @@ class Server:
         """``accept``: statuses beside success whose bodies have the shape as well."""
         return _decoded(self._ask("POST", path, timeout_s, accept), shape)
 
-    def send(self, path: str, body: bytes, headers: dict[str, str], timeout_s: float = WORK_S) -> Answered:
-        """POST a body that is not one of the admin API's. Raises InferdError as ``get`` does."""
+    def send(
+        self, path: str, body: bytes | Iterable[bytes], headers: dict[str, str], timeout_s: float = WORK_S
+    ) -> Answered:
+        """POST a body that is not one of the admin API's. A body in pieces has its length in the headers. Raises
+        InferdError as ``get`` does."""
         return self._exchange("POST", path, timeout_s, (), body, headers)
 
     def lines(self, path: str, timeout_s: float) -> Iterator[bytes]:
@@ -94,7 +97,7 @@ class Server:
         path: str,
         timeout_s: float,
         accept: tuple[int, ...],
-        content: bytes | None = None,
+        content: bytes | Iterable[bytes] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answered:
         try:
