@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.gateway.grpc.messages import message_type
 
@@ -175,6 +175,9 @@ _json: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(_json)
+@example([{"index": 0, "score": 1.0}, None])
+@example([{"label": "a", "score": 1.0}, {"label": "b", "score": "high"}])
+@example([{"index": 0, "score": None}])
 def test_whatever_json_an_answer_is_it_equals_itself(value: Any) -> None:
     body = msgspec.json.encode(value)
     assert compare(answer_of_body(body), answer_of_body(body)).is_equal

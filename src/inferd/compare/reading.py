@@ -121,10 +121,9 @@ def _parts(place: str, value: Any) -> Iterator[Part]:
                     yield _of_text(at, name, entry)
                 else:
                     yield from _parts(at, entry)
-        case [{"label": str(), "score": int() | float()}, *_] if all(isinstance(entry, dict) for entry in value):
-            best = max(value, key=lambda entry: entry.get("score", 0.0))
-            yield Label(f"{place}[0].label", best.get("label", ""))
-        case [{"index": int(), **first}, *_] if any(name in first for name in _SCORES):
+        case [_, *_] if all(_is_class(entry) for entry in value):
+            yield Label(f"{place}[0].label", max(value, key=lambda entry: entry["score"])["label"])
+        case [_, *_] if all(_is_ranked(entry) for entry in value):
             yield _ranking(place, value)
         case list():
             yield from _of_list(place, value)
@@ -157,11 +156,26 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _is_class(entry: Any) -> bool:
+    """Whether an entry of a list is a class and its score."""
+    return isinstance(entry, dict) and isinstance(entry.get("label"), str) and _is_number(entry.get("score"))
+
+
+def _is_ranked(entry: Any) -> bool:
+    """Whether an entry of a list is an index and its score."""
+    has_score = isinstance(entry, dict) and any(_is_number(entry.get(name)) for name in _SCORES)
+    return has_score and _is_number(entry.get("index"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _ranking(place: str, entries: list[Any]) -> Numbers:
     """Indices and scores, in the order of the indices: with equal scores the order of a ranking is by chance."""
     found: list[float] = []
-    for entry in sorted(entries, key=lambda entry: entry.get("index", 0)):
-        found += (entry.get("index", 0), next((entry[name] for name in _SCORES if name in entry), 0.0))
+    for entry in sorted(entries, key=lambda entry: entry["index"]):
+        found += (entry["index"], next(entry[name] for name in _SCORES if _is_number(entry.get(name))))
     return Numbers(place or "ranking", found, (len(entries), 2))
 
 
