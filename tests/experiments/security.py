@@ -383,6 +383,8 @@ def every_route(field: Field) -> None:
             if route.scope == "public":
                 # Files, the sign-in and its redirect need no key; without one the sign-in and unknown files are errors.
                 allowed = (200, 204, 308, 400, 404) if route.of_console else (200, 503)
+                if route.pattern == "/admin/mlflow/webhook":
+                    allowed = (400, 401)  # a signature stands for the key, and there is none
                 assert plain.request(route.method, _path(route)).status in allowed, route
                 continue
             wrong: list[Client] = [
