@@ -27,6 +27,9 @@ NOT_COMPUTING = {
     "/v1/conversations",
     "/v1/conversations/{conversation_id}",
     "/v1/conversations/{conversation_id}/items",
+    "/v1/files",
+    "/v1/batches",  # its requests are asked later
+    "/v1/batches/{id}/cancel",
 }  # they cost no tokens, and answer the same without a key
 
 COMPUTING: dict[str, tuple[str, dict[str, Any]]] = {
