@@ -32,7 +32,11 @@ OPEN_ONES |= {"/v2/health/live", "/v2/health/ready", "/api/hello"}
 DOCS = {"/docs"}  # a page without data: it reads the document with the key of its viewer
 SIGN_IN = {"/console", "/console/", "/console/assets/{file}", "/console/session"}  # before there is a key
 SIGNED = {"/admin/mlflow/webhook"}  # a signature of the body stands for the key
-OPERATORS = {"/admin/audit", "/admin/nodes", "/admin/nodes/token"}  # no tenant's key may read them, also not with the scope admin
+OPERATORS = {
+    "/admin/audit",
+    "/admin/nodes",
+    "/admin/nodes/token",
+}  # no tenant's key may read them, also not with the scope admin
 BY_SCOPE = {"infer": "sk-user", "models": "sk-user", "metrics": "sk-metrics", "admin": "sk-admin"}
 
 
