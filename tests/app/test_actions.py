@@ -100,6 +100,7 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
                 load=LOAD,
                 artifact="0123456789ab",
                 detail="It does not answer.",
+                node="far",
             )
         ],
         waiting=8,
