@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from inferd.errors import ModelNotFound
 from inferd.gateway.admission import reserve
 from inferd.gateway.body.decode import json_body
 from inferd.gateway.call import LINES_TYPE, Answer, Call, Response
@@ -16,6 +15,7 @@ from inferd.gateway.generation.options import Options
 from inferd.gateway.generation.requests import Generation, ignored_header
 from inferd.gateway.ollama.answers import Reply
 from inferd.gateway.ollama.form import form_of, ignored_options, sampling_of
+from inferd.gateway.ollama.names import found_by
 from inferd.gateway.ollama.prompt import chat_of, prompt_of
 from inferd.gateway.ollama.wire import OllamaChatRequest, OllamaGenerateRequest, chat_decoder, generate_decoder
 from inferd.gateway.stages import answer_of
@@ -23,7 +23,6 @@ from inferd.gateway.upstream import ModelStatus
 from inferd.types import TextPrompt
 
 _Body = OllamaChatRequest | OllamaGenerateRequest
-_LATEST = ":latest"
 
 
 async def create_chat(context: Context, call: Call, rest: str) -> Answer:
@@ -57,20 +56,10 @@ async def create_text(context: Context, call: Call, rest: str) -> Answer:
     return await answer_of(context, call, GenerateWork(generation, raw, Reply(body, model)))
 
 
-def named_model(context: Context, call: Call, name: str | None) -> ModelStatus:
-    """The model that a request names: Ollama's clients may add ``:latest``. Raises ModelNotFound, InvalidRequest."""
-    try:
-        return model_of(context, call, name, "")
-    except ModelNotFound:
-        if name is None or not name.endswith(_LATEST):
-            raise
-    return model_of(context, call, name.removesuffix(_LATEST), "")
-
-
 def _begun(
     context: Context, call: Call, body: OllamaChatRequest | OllamaGenerateRequest, ignored: list[str]
 ) -> ModelStatus:
-    model = named_model(context, call, body.model)
+    model = found_by(lambda name: model_of(context, call, name, ""), body.model)
     if not model.has_local:
         raise invalid(
             "model",

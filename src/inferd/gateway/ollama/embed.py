@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from inferd.errors import ModelNotFound
 from inferd.gateway.body.decode import decode_body, json_body, within_decode_cost
 from inferd.gateway.call import Answer, Call
 from inferd.gateway.context import Context
+from inferd.gateway.ollama.names import found_by
 from inferd.gateway.predictions import predict
 from inferd.gateway.route import Endpoint
 from inferd.gateway.terms import PredictFields
@@ -29,12 +29,7 @@ def _endpoint(dialect: str) -> Endpoint:
     async def endpoint(context: Context, call: Call, rest: str) -> Answer:
         raw = await within_decode_cost(await json_body(call, context.max_body_bytes, context.body_timeout_s))
         name = (await decode_body(raw, _decoder)).model
-        try:
-            model = model_for(context, call, name)
-        except ModelNotFound:
-            if name is None or not name.endswith(":latest"):
-                raise
-            model = model_for(context, call, name.removesuffix(":latest"))
+        model = found_by(lambda name: model_for(context, call, name), name)
         fields = PredictFields(dialect=dialect, body=raw, tokens=len(raw))
         return await predict(context, call, model, fields, "embed")
 

@@ -12,6 +12,7 @@ from inferd.gateway.call import LINES_TYPE, Answer, Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid
 from inferd.gateway.generation.writer import encode
+from inferd.gateway.ollama.names import found_by
 from inferd.gateway.ollama.wire import (
     ModelDetails,
     ModelTags,
@@ -78,12 +79,7 @@ def _named(context: Context, call: Call, body: ShowRequest | PullRequest) -> Mod
     name = body.model or body.name
     if not name:
         raise invalid("model", "model is missing; name the model.", "missing_required_parameter")
-    try:
-        return find_model(context, call, name)
-    except ModelNotFound:
-        if not name.endswith(":latest"):
-            raise
-    return find_model(context, call, name.removesuffix(":latest"))
+    return found_by(lambda name: find_model(context, call, name), name)
 
 
 def _entry(status: ModelStatus) -> OllamaModelEntry:
