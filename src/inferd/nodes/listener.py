@@ -213,6 +213,7 @@ class NodesListener:
         link = self._links[join.name] = Link(join, stranger.address, self)
         link.begin(stranger.leave(), secret)
         self.node_changed(link, f"it joined from {link.address}")
+        self._tell_seen(link)  # from the first page of metrics on
         self._machines.add_node(link)
 
     def _problem_of(self, join: Join) -> tuple[str, str]:
@@ -279,18 +280,21 @@ class NodesListener:
             await asyncio.sleep(SEEN_EVERY_S)
             now = clock.wall()
             for link in list(self._links.values()):
-                link.count_bytes()
-                self._emit(
-                    NodeSeen(
-                        node=link.name,
-                        heartbeat_age_s=link.silent_s,
-                        sent_bytes=link.num_sent,
-                        received_bytes=link.num_received,
-                    )
-                )
+                self._tell_seen(link)
                 if now - link.renewed_at > REJOIN_S / 2:
                     with contextlib.suppress(OSError):  # tried again in a second
                         self._renew(link)
+
+    def _tell_seen(self, link: Link) -> None:
+        link.count_bytes()
+        self._emit(
+            NodeSeen(
+                node=link.name,
+                heartbeat_age_s=link.silent_s,
+                sent_bytes=link.num_sent,
+                received_bytes=link.num_received,
+            )
+        )
 
     def _renew(self, link: Link) -> None:
         link.renew(self._tokens.issue(clock.wall(), REJOIN_S, link.name))
