@@ -48,6 +48,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def process() -> Iterator[None]:
     """A server that left ignores signals, and one that was ready keeps its objects; the process of the tests goes on."""
     before, threshold = [signal.getsignal(number) for number in SIGNALS], gc.get_threshold()
+    gc.collect()  # else what earlier tests left is counted before, and gone after
     interval_s = sys.getswitchinterval()
     yield
     sys.setswitchinterval(interval_s)

@@ -88,6 +88,7 @@ class Cache:
         with part.open("rb") as opened:
             while data := opened.read(1 << 20):
                 digest.update(data)
+            os.fsync(opened.fileno())  # a blob's name vouches for its bytes, after a power loss too
         if digest.hexdigest() != file.sha256:
             part.unlink()
             raise ModelLoadError(
