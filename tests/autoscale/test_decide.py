@@ -204,3 +204,17 @@ def test_a_replica_that_was_needed_again_soon_stays_for_twice_as_long() -> None:
     assert (again.desired, again.past.patience) == (3, 2)
     late = decide(spec, busy._replace(at=at + 400), first.past, at + 400)
     assert late.past.patience == 1
+
+
+def test_a_start_from_zero_names_work_where_nothing_else_asks_for_a_replica() -> None:
+    spec = Spec(least=0, most=3, queue_s=0.2, in_flight=None, duty=None, down_after_s=5.0, idle_after_s=30.0)
+    seen = Seen(at=NOW, ready=0, waiting=2)
+    assert (decide(spec, seen, Past(), NOW).desired, decide(spec, seen, Past(), NOW).rule) == (1, "work")
+    always = spec._replace(least=1, idle_after_s=None)
+    assert (decide(always, seen, Past(), NOW).desired, decide(always, seen, Past(), NOW).rule) == (1, "least")
+
+
+def test_the_load_alone_tells_how_few_replicas_hold() -> None:
+    spec = Spec(least=1, most=8, queue_s=0.2, in_flight=4.0, duty=None, down_after_s=5.0, idle_after_s=None)
+    assert holding(spec, Seen(at=NOW, ready=6, load=3.0, load_now=5.0), ()) == 2
+    assert holding(spec._replace(in_flight=None), Seen(at=NOW, ready=6, load=3.0, load_now=5.0), ()) == 6

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.autoscale.decide import Seen
-from inferd.autoscale.meter import LONG_S, LOOK_S, SHORT_S, STABLE_S, Meter, Sample, pause_s
+from inferd.autoscale.meter import (
+    LONG_S,
+    LOOK_S,
+    SHORT_S,
+    SOUND_ENDS,
+    SPEED_S,
+    STABLE_S,
+    Meter,
+    Sample,
+    pause_s,
+)
 
 BLANK = Seen(at=0.0, ready=1)
 
@@ -61,6 +73,27 @@ def test_the_speed_of_a_replica_is_that_while_requests_wait() -> None:
     assert meter.served_per_s == pytest.approx(2.0)
     meter.forget_speed()
     assert meter.served_per_s is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 3)), min_size=2, max_size=300))
+def test_the_speed_is_that_of_the_shortest_time_that_says_enough(looks: list[tuple[int, bool, int]]) -> None:
+    meter, ended, spans = Meter(), 0, list[tuple[float, int]]()
+    taken = list[Sample]()
+    for step, (finished, waits, ready) in enumerate(looks):
+        ended += finished
+        taken.append(Sample(step * 1.0, 10_000, ended, 5 * waits, 2, min(ready, 2), ready))
+        meter.add(taken[-1])
+    for before, after in itertools.pairwise(taken):
+        if before.waiting and after.waiting and before.ready and after.ready:
+            spans.append(((after.at - before.at) * before.ready, after.ended - before.ended))
+    enough = [
+        last
+        for last in (spans[begin:] for begin in range(len(spans)))
+        if sum(span[0] for span in last) >= SPEED_S and sum(span[1] for span in last) >= SOUND_ENDS
+    ]
+    kept = min(enough, key=len, default=spans)
+    work_s, ends = sum(span[0] for span in kept), sum(span[1] for span in kept)
+    assert meter.served_per_s == (pytest.approx(ends / work_s) if ends >= SOUND_ENDS else None)
 
 
 def surge(per_look: int, moment: int) -> float:

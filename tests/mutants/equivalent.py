@@ -260,6 +260,18 @@ EQUIVALENT: Final = (
         "if len(found) > limit:",
         "One file more is read, and the entries are cut to their number all the same.",
     ),
+    Equivalent(
+        "autoscale/meter.py",
+        "if rate is not None and surge > rate:",
+        "if rate is not None and surge >= rate:",
+        "Where both are the same the rise is 0 either way.",
+    ),
+    Equivalent(
+        "router/choosing/health.py",
+        'if member.breaker is not None and member.breaker_state != "closed":',
+        'if ((member.breaker is not None) or (member.breaker_state != "closed")):',
+        "A breaker that is closed takes no note, and a replica without one is always closed.",
+    ),
 )
 
 
