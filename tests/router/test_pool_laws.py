@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 from unittest import mock
 
@@ -545,3 +545,44 @@ PoolMachine.TestCase.settings = settings(
     max_examples=40, stateful_step_count=50, deadline=None, phases=PHASES, report_multiple_bugs=False
 )
 TestPoolMachine = PoolMachine.TestCase
+
+
+@contextlib.contextmanager
+def ready_pool() -> Iterator[PoolMachine]:
+    """A pool whose two workers and remote server are ready, moved by hand."""
+    machine = PoolMachine()
+    try:
+        machine.come_up(True, None)
+        yield machine
+    finally:
+        machine.teardown()
+
+
+def test_the_end_of_all_requests_is_told_to_the_workers_that_hold_them() -> None:
+    with ready_pool() as machine:
+        for _ in range(3):
+            machine._submit(0, 1, False, False, True, False)
+        machine._do(machine.pool.cancel_all)
+        assert sum(len(worker.holds) for worker in FakeSupervisor.made) > 0
+        assert all(worker.cancelled == set(worker.holds) for worker in FakeSupervisor.made)
+
+
+def test_a_worker_that_dies_without_a_request_counts_no_failure() -> None:
+    with ready_pool() as machine:
+        worker = FakeSupervisor.made[0]
+
+        def die() -> None:
+            worker.state = "starting"
+            worker.holds.clear()
+            worker.owner.worker_lost("killed", is_machine_lost=False)
+
+        for _ in range(2 * CONFIG.breaker.failures):
+            machine._do(die)
+            machine._make_ready(worker)
+        assert {member.breaker_state for member in machine.members} == {"closed"}
+        for _ in range(CONFIG.breaker.failures):
+            while not worker.holds:
+                machine._submit(0, 1, False, False, False, False)
+            machine._do(die)
+            machine._make_ready(worker)
+        assert sorted(member.breaker_state for member in machine.members) == ["closed", "closed", "open"]
