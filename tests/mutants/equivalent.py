@@ -267,6 +267,12 @@ EQUIVALENT: Final = (
         "Where both are the same the rise is 0 either way.",
     ),
     Equivalent(
+        "http/connection.py",
+        "if size - begin <= SLICE_BYTES:",
+        "if size + begin <= SLICE_BYTES:",
+        "Into which pieces the rest of a read is cut changes no answer.",
+    ),
+    Equivalent(
         "router/choosing/health.py",
         'if member.breaker is not None and member.breaker_state != "closed":',
         'if ((member.breaker is not None) or (member.breaker_state != "closed")):',

@@ -586,3 +586,15 @@ def test_a_worker_that_dies_without_a_request_counts_no_failure() -> None:
             machine._do(die)
             machine._make_ready(worker)
         assert sorted(member.breaker_state for member in machine.members) == ["closed", "closed", "open"]
+
+
+def test_requests_that_a_worker_does_not_compute_yet_wait() -> None:
+    with ready_pool() as machine:
+        for _ in range(5):
+            machine._submit(0, 1, False, False, True, False)
+        held = [len(worker.holds) for worker in FakeSupervisor.made]
+        demand = machine.pool.demand
+        assert max(held) > INFO.max_num_seqs
+        assert demand.in_flight == sum(min(count, INFO.max_num_seqs) for count in held)
+        assert demand.in_flight + demand.waiting == 5
+        assert demand.busy == sum(count > 0 for count in held)
