@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import secrets
 import shutil
@@ -13,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -30,6 +33,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Triton's kernels are run by its interpreter, on the CPU; `make gpu-check` says 0. It has to be said before Triton is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# httpx reads the authorities of the web for every client, 20 ms each time; they are read once.
+mock.patch("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context)).start()
 
 # Tests see neither the keys and usage of the user that runs them nor those of other test processes.
 _DATA = tempfile.mkdtemp(prefix="inferd-tests-")
