@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -18,6 +19,12 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 def words_of(text: str) -> str:
     """The words of prose and of names, in lower case, with one blank around each: ``KeptWeights`` has two."""
     return f" {' '.join(word.lower() for word in _WORD.findall(text))} "
+
+
+@functools.cache
+def words_of_file(path: Path) -> str:
+    """The words of a file and of its name."""
+    return words_of(path.read_text("utf-8") + " " + path.stem)
 
 
 def rows_of(text: str) -> list[tuple[str, str]]:
@@ -57,11 +64,7 @@ def test_every_term_is_used() -> None:
 
 @pytest.mark.parametrize("retired", RETIRED)
 def test_a_retired_word_does_not_come_back(retired: str) -> None:
-    found = [
-        str(path.relative_to(ROOT))
-        for path in (*CODE, *PAGES)
-        if f" {retired} " in words_of(path.read_text("utf-8") + " " + path.stem)
-    ]
+    found = [str(path.relative_to(ROOT)) for path in (*CODE, *PAGES) if f" {retired} " in words_of_file(path)]
     assert found == []
 
 

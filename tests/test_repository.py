@@ -54,7 +54,9 @@ MOST_FILES = 24  # side by side in one folder
 
 def test_every_module_says_what_it_is() -> None:
     silent = [
-        str(path.relative_to(ROOT)) for path in SOURCES if _has_code(path) and ast.get_docstring(_tree(path)) is None
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if not path.read_text("utf-8").startswith('"""') and _has_code(path) and ast.get_docstring(_tree(path)) is None
     ]
     assert silent == []
 
@@ -64,7 +66,7 @@ def test_every_module_postpones_annotations() -> None:
     missing = [
         str(path.relative_to(ROOT))
         for path in [*SOURCES, *TESTS]
-        if _has_code(path) and line not in path.read_text("utf-8")
+        if line not in path.read_text("utf-8") and _has_code(path)
     ]
     assert missing == []
 
@@ -87,10 +89,11 @@ def test_no_module_is_named_after_nothing() -> None:
 
 
 def test_broad_excepts_stand_only_at_borders_loops_and_the_sink() -> None:
+    may_be_broad = re.compile(r"except\s*:|except\b[^:]*\b(Base)?Exception\b")
     found = []
     for path in SOURCES:
         place = path.relative_to(ROOT / "src" / "inferd").as_posix()
-        if place.startswith(tuple(BROAD_EXCEPT)):
+        if place.startswith(tuple(BROAD_EXCEPT)) or not may_be_broad.search(path.read_text("utf-8")):
             continue
         for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ExceptHandler) and _is_broad(node) and not _raises_again(node):
