@@ -108,7 +108,7 @@ def test_a_call_or_the_constraint_is_the_answer(engine: Engine) -> None:
 
 def test_a_constraint_begins_where_reasoning_ends(engine: Engine) -> None:
     form = AnswerForm(constraint=Choices(texts=("yes", "no"), at="c"))
-    for seed in range(6):
+    for seed in range(3):
         parts = ask(engine, form, seed=seed, tokens=300)
         text, reasoning, _ = joined(parts)
         if parts[-1].finish_reason == "stop":
@@ -268,7 +268,7 @@ def test_no_name_is_repeated_in_arguments_or_behind_reasoning(engine: Engine) ->
     tools = [{"type": "function", "function": {"name": "count", "parameters": parameters}}]
     call = AnswerForm(tools=ToolUse(mode="required", is_parallel=False), splits_reasoning=False)
     answer = AnswerForm(constraint=JsonSchema(schema=MAP, at="response_format"))
-    for seed in range(8):
+    for seed in range(4):
         parts = ask(engine, call, seed=seed, tools=tools)
         if parts[-1].finish_reason == "stop":
             ((_, arguments),) = joined(parts)[2]
