@@ -26,9 +26,14 @@ def stored_headers(headers: Headers) -> Headers:
     return tuple([header for header in headers if header[0].lower() in _STORED_HEADERS])
 
 
-async def repeated(context: Context, call: Call, identity: bytes, model: str) -> Response | None:
+def asks_for_repetition(context: Context, call: Call) -> bool:
+    """Whether the request has an Idempotency-Key that this server honours."""
+    return call.facts.names_key and context.idempotency is not None
+
+
+async def repeated(context: Context, call: Call, identity: bytes, model: str | None) -> Response | None:
     """The stored answer of an earlier request with the same Idempotency-Key; None: this is the first request, and its
-    answer will be stored.
+    answer will be stored. ``model``: whose quota the repetition counts; None: it costs none.
 
     Raises IdempotencyConflict for another body under the same key, and InvalidRequest for a malformed key.
     """
@@ -41,7 +46,8 @@ async def repeated(context: Context, call: Call, identity: bytes, model: str) ->
     digest = hashlib.sha256(b"%b %b\n%b" % (call.method.encode(), call.route.encode(), identity)).digest()
     found = await context.idempotency.begin(call.principal.tenant, key, digest)
     if isinstance(found, StoredAnswer):
-        reserve(context, call, model)
+        if model is not None:
+            reserve(context, call, model)
         streamed = EVENTS_HEADERS if found.content_type in STREAM_TYPES else ()
         return Response(found.status, found.body, found.content_type, (*found.headers, *_REPLAYED, *streamed))
     call.closers += (found.abandon,)  # has no effect after ``finish``

@@ -24,6 +24,7 @@ from inferd.gateway.admin.audit import AuditList, AuditQuery, list_entries
 from inferd.gateway.admin.pages import docs_page, start_page
 from inferd.gateway.admission import visible_models
 from inferd.gateway.anthropic import models as anthropic_models
+from inferd.gateway.anthropic.batch_routes import MESSAGE_BATCH_ROUTES
 from inferd.gateway.anthropic.routes import ROUTES as MESSAGES_ROUTES
 from inferd.gateway.background import AsyncRequest
 from inferd.gateway.body.compression import wanted_encoding
@@ -814,6 +815,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "/detokenize", _detokenize, "Token ids to text.", DetokenizeRequest, DetokenizeResponse, operations.DETOKENIZE
     ),
     *MESSAGES_ROUTES,
+    *MESSAGE_BATCH_ROUTES,
     *RESPONSES_ROUTES,
     *STORED_ROUTES,
     *JOB_ROUTES,

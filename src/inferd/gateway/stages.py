@@ -14,7 +14,7 @@ from inferd.gateway.admission import reserve
 from inferd.gateway.caching import CacheInputs, cached_answer
 from inferd.gateway.call import Answer, Call
 from inferd.gateway.context import Context
-from inferd.gateway.idempotency import repeated
+from inferd.gateway.idempotency import asks_for_repetition, repeated
 from inferd.gateway.terms import Cost
 
 COLD_START: Final = b"x-keda-http-cold-start"
@@ -49,7 +49,7 @@ async def answer_of(context: Context, call: Call, work: Work) -> Answer:
     call.received_at = clock.now()
     model = work.model_name
     answer: Answer | None = None
-    if call.facts.names_key and context.idempotency is not None:
+    if asks_for_repetition(context, call):
         await in_task()
         answer = await repeated(context, call, work.identity(), model)
     if answer is None and context.cache is not None and context.caching_of(model).enabled:

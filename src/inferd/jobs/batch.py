@@ -16,6 +16,12 @@ TERMINAL: Final = ("failed", "completed", "expired", "cancelled")
 WINDOW_S: Final = 86_400.0
 """The only completion window, 24h: what is not answered by then is answered with an error."""
 
+MESSAGES: Final = "/v1/messages"
+"""The endpoint of Anthropic's message batches: their requests may ask several models, and all results are one file."""
+
+MESSAGES_PREFIX: Final = "msgbatch_"
+"""Of their ids."""
+
 MAX_PROBLEMS: Final = 100
 """Problems of lines that a batch lists. All of them are in its file of errors."""
 
@@ -68,6 +74,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     end: Place
     num_done: int
     num_failed: int
+    num_early: int = 0
     output_bytes: int
     error_bytes: int
     tokens: Tokens = Tokens()
@@ -98,6 +105,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     total: int = 0  # requests
     num_done: int = 0
     num_failed: int = 0
+    num_early: int = 0  # of the failed ones, those that were not answered because the batch ended
     tokens: Tokens = Tokens()
     problems: tuple[Problem, ...] = ()
     place: Place = Place()

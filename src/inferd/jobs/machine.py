@@ -73,6 +73,7 @@ def advanced(batch: Batch, progress: Progress, fence: int) -> Batch:
         place=progress.end,
         num_done=batch.num_done + progress.num_done,
         num_failed=batch.num_failed + progress.num_failed,
+        num_early=batch.num_early + progress.num_early,
         tokens=batch.tokens + progress.tokens,
         output=_longer(batch.output, fence, progress.output_bytes),
         errors=_longer(batch.errors, fence, progress.error_bytes),

@@ -19,9 +19,9 @@ def unknown_batch(name: str) -> StoredNotFound:
     )
 
 
-def unknown_after(name: str) -> InvalidRequest:
+def unknown_edge(name: str, param: str) -> InvalidRequest:
     return InvalidRequest(
-        f"after is {_shown(name)}, and the list has no such entry; send the id of one that was listed.", param="after"
+        f"{param} is {_shown(name)}, and the list has no such entry; send the id of one that was listed.", param=param
     )
 
 

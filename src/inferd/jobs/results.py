@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from inferd.jobs.batch import Ending, Problem, Tokens
+from inferd.jobs.folder import Kind
 
 
 class Answer(NamedTuple):
@@ -19,6 +21,14 @@ class Answer(NamedTuple):
     @property
     def is_error(self) -> bool:
         return self.status >= 400
+
+
+class Form(NamedTuple):
+    """How results are written: the file for errors, and the lines of an answer and of a request that was not asked."""
+
+    errors: Kind
+    answered: Callable[[str, str | None, Answer], bytes]
+    refused: Callable[[str, str | None, Problem], bytes]
 
 
 class _Response(msgspec.Struct, frozen=True):
@@ -57,6 +67,7 @@ class _Usage(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     input_tokens_details: _Details | None = None
     output_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None  # of Anthropic's answers, whose input_tokens leave them out
 
 
 class _Used(msgspec.Struct, frozen=True):
@@ -80,9 +91,9 @@ def request_id(batch_id: str, line: int) -> str:
     return "batch_req_" + hashlib.blake2b(f"{batch_id}:{line}".encode(), digest_size=16).hexdigest()
 
 
-def answered(name: str, custom_id: str, answer: Answer) -> bytes:
+def answered(name: str, custom_id: str | None, answer: Answer) -> bytes:
     """The line of an answer. ``name``: of ``request_id``."""
-    response = _Response(answer.status, name, msgspec.Raw(_one_line(answer.body)))
+    response = _Response(answer.status, name, msgspec.Raw(one_line(answer.body)))
     return _encode(ResultLine(name, custom_id, response, None)) + b"\n"
 
 
@@ -90,6 +101,9 @@ def refused(name: str, custom_id: str | None, problem: Problem) -> bytes:
     """The line of a request that was not asked."""
     error = _Error(problem.code, problem.message, problem.line, problem.param)
     return _encode(ResultLine(name, custom_id, None, error)) + b"\n"
+
+
+LINES: Final = Form("errors", answered, refused)
 
 
 def tokens_of(body: bytes) -> Tokens:
@@ -102,15 +116,16 @@ def tokens_of(body: bytes) -> Tokens:
         return Tokens()
     of_input = usage.prompt_tokens_details or usage.input_tokens_details or _Details()
     of_output = usage.completion_tokens_details or usage.output_tokens_details or _Details()
+    read = usage.cache_read_input_tokens or 0
     return Tokens(
-        usage.prompt_tokens + usage.input_tokens,
-        of_input.cached_tokens,
+        usage.prompt_tokens + usage.input_tokens + read,
+        of_input.cached_tokens + read,
         usage.completion_tokens + usage.output_tokens,
         of_output.reasoning_tokens,
     )
 
 
-def _one_line(body: bytes) -> bytes:
+def one_line(body: bytes) -> bytes:
     """The body as JSON on one line. A body that is not JSON, such as tensors in bytes, becomes a JSON text."""
     try:
         value = _json.decode(body)

@@ -26,6 +26,7 @@ class Query(NamedTuple):
     after: str = ""  # the id of the last entry before it; empty: from the beginning
     limit: int = 20
     is_newest_first: bool = True
+    before: str = ""  # the id of the first entry behind it, in place of ``after``
 
 
 class _FileRow(msgspec.Struct, array_like=True, frozen=True):
@@ -147,9 +148,13 @@ def read_batch(rows: Transaction, tenant: str, name: str) -> Batch:
     return _batch(found[0][0])
 
 
-def list_batches(rows: Transaction, tenant: str, query: Query) -> list[Batch]:
-    """At most one more than the limit. Raises InvalidRequest."""
-    return [_batch(row[0]) for row in _page(rows, "batches", "record", "tenant = ?", [tenant], tenant, query)]
+def list_batches(rows: Transaction, tenant: str, query: Query, prefix: str = "") -> list[Batch]:
+    """At most one more than the limit, of the ids that begin so. Raises InvalidRequest."""
+    where, values = "tenant = ?", list[object]([tenant])
+    if prefix:
+        where += f" AND substr(id, 1, {len(prefix)}) = ?"
+        values.append(prefix)
+    return [_batch(row[0]) for row in _page(rows, "batches", "record", where, values, tenant, query)]
 
 
 def write_batch(rows: Transaction, batch: Batch, now: float) -> None:
@@ -162,13 +167,25 @@ def write_batch(rows: Transaction, batch: Batch, now: float) -> None:
         rows.execute("UPDATE batches SET gateway = '' WHERE tenant = ? AND id = ?", (batch.tenant, batch.id))
 
 
-def remove_batch(rows: Transaction, tenant: str, name: str) -> Batch:
-    """Delete the row of a batch that has ended. Raises StoredNotFound, InvalidRequest."""
+def remove_batch(rows: Transaction, tenant: str, name: str, folder: str) -> list[str]:
+    """Delete the rows of a batch that has ended and of its files; returns the ids of those that are in this folder.
+    Raises StoredNotFound, InvalidRequest."""
     batch = read_batch(rows, tenant, name)
     if not batch.has_ended:
         raise refusals.not_ended(name, batch.status)
     rows.execute("DELETE FROM batches WHERE tenant = ? AND id = ?", (tenant, name))
-    return batch
+    here: list[str] = []
+    for file in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+        if file is not None:
+            found = rows.rows(
+                "SELECT folder FROM files WHERE tenant = ? AND id = ? AND NOT EXISTS (SELECT 1 FROM batches WHERE "
+                "batches.tenant = files.tenant AND batches.input_file = files.id AND batches.ended_at IS NULL)",
+                (tenant, file),
+            )
+            if found:
+                rows.execute("DELETE FROM files WHERE tenant = ? AND id = ?", (tenant, file))
+                here += [file for (where,) in found if where == folder]
+    return here
 
 
 def held(rows: Transaction, lease: Lease, gateway: str) -> Batch | None:
@@ -250,17 +267,19 @@ def owner(rows: Transaction, made: str) -> str:
 def _page(
     rows: Transaction, table: str, columns: str, where: str, values: list[object], tenant: str, query: Query
 ) -> list[tuple[object, ...]]:
-    if query.after:
-        found = _is_name(query.after) and rows.rows(
-            f"SELECT created_at FROM {table} WHERE tenant = ? AND id = ?", (tenant, query.after)
+    """The entries in the order of the list behind ``after``, in the opposite order those before ``before``."""
+    edge, is_falling = query.before or query.after, query.is_newest_first is not bool(query.before)
+    if edge:
+        found = _is_name(edge) and rows.rows(
+            f"SELECT created_at FROM {table} WHERE tenant = ? AND id = ?", (tenant, edge)
         )
         if not found:
-            raise refusals.unknown_after(query.after)
-        sign = "<" if query.is_newest_first else ">"
+            raise refusals.unknown_edge(edge, "before" if query.before else "after")
+        sign = "<" if is_falling else ">"
         where += f" AND (created_at {sign} ? OR (created_at = ? AND id {sign} ?))"
         at = msgspec.convert(found[0][0], float)
-        values += [at, at, query.after]
-    direction = "DESC" if query.is_newest_first else "ASC"
+        values += [at, at, edge]
+    direction = "DESC" if is_falling else "ASC"
     return list(
         rows.rows(
             f"SELECT {columns} FROM {table} WHERE {where} ORDER BY created_at {direction}, id {direction} "

@@ -29,8 +29,9 @@ from inferd.jobs import machine
 from inferd.jobs.batch import Batch, Lease, Problem, Progress, Segment, StoredFile, Tokens, new_id
 from inferd.jobs.folder import Folder, Kind, Results, is_full
 from inferd.jobs.lines import Line, Lines
+from inferd.jobs.message_results import form_of
 from inferd.jobs.pace import Load, Pace
-from inferd.jobs.results import EARLY, Answer, answered, refused, request_id, tokens_of
+from inferd.jobs.results import EARLY, Answer, request_id, tokens_of
 from inferd.jobs.store import JobStore
 from inferd.jobs.survey import Question, Reading, Survey, survey
 
@@ -79,13 +80,15 @@ class Sender(Protocol):
 class _Held:
     """A line that is not committed."""
 
-    __slots__ = ("end", "failed", "kind", "result", "size", "task", "tokens")
+    __slots__ = ("end", "is_early", "is_failed", "kind", "result", "size", "task", "tokens")
 
     def __init__(self, line: Line) -> None:
         self.end = line.end
         self.size = len(line.data or b"")
         self.result: bytes | None = None
         self.kind: Kind = "output"
+        self.is_failed = False
+        self.is_early = False  # failed, because the batch ended
         self.tokens = Tokens()
         self.task: asyncio.Task[None] | None = None
 
@@ -104,6 +107,7 @@ class Run:
         self._sender = sender
         self._tell = tell
         self._max_line_bytes = max_line_bytes
+        self._form = form_of(batch.endpoint)
         self._pace = Pace(self._config.max_in_flight)
         self._held: deque[_Held] = deque()  # in the order of the lines
         self._read_ahead: deque[Line] = deque()
@@ -244,17 +248,19 @@ class Run:
             name = request_id(self.batch.id, line.number)
             found = reading.read(line)
             if not isinstance(found, Question):
-                self._answer(held, "errors", refused(name, found.custom_id, found.problem))
+                self._refuse(held, self._form.refused(name, found.custom_id, found.problem))
             elif self.batch.ending:
-                self._answer(held, "errors", self._early(name, found))
+                self._end_early(held, name, found)
             else:
                 room -= 1
                 self._num_in_flight += 1
                 held.task = asyncio.get_running_loop().create_task(self._ask(held, name, found))
 
-    def _early(self, name: str, question: Question) -> bytes:
+    def _end_early(self, held: _Held, name: str, question: Question) -> None:
         code, message = EARLY[self.batch.ending]
-        return refused(name, question.custom_id, Problem(code, message, question.line.number))
+        held.is_early = True
+        problem = Problem(code, message, question.line.number)
+        self._refuse(held, self._form.refused(name, question.custom_id, problem))
 
     async def _ask(self, held: _Held, name: str, question: Question) -> None:
         try:
@@ -262,11 +268,14 @@ class Run:
         except asyncio.CancelledError:
             if not self.batch.ending:
                 raise
-            self._answer(held, "errors", self._early(name, question))
+            self._end_early(held, name, question)
         else:
-            kind: Kind = "errors" if answer.is_error else "output"
-            held.tokens = Tokens() if answer.is_error else tokens_of(answer.body)
-            self._answer(held, kind, answered(name, question.custom_id, answer))
+            line = self._form.answered(name, question.custom_id, answer)
+            if answer.is_error:
+                self._refuse(held, line)
+            else:
+                held.tokens = tokens_of(answer.body)
+                self._answer(held, "output", line)
         finally:
             self._num_in_flight -= 1
             held.task = None
@@ -276,6 +285,10 @@ class Run:
     def _told(self, note: str) -> None:
         """Why a request waits; empty: it does not."""
         self._note = note
+
+    def _refuse(self, held: _Held, result: bytes) -> None:
+        held.is_failed = True
+        self._answer(held, self._form.errors, result)
 
     def _answer(self, held: _Held, kind: Kind, result: bytes) -> None:
         held.kind, held.result = kind, result
@@ -298,16 +311,17 @@ class Run:
         """Write the answers to the first lines, and let them count."""
         begin = end = self.batch.place
         texts: dict[Kind, list[bytes]] = {"output": [], "errors": []}
-        counts = {"output": 0, "errors": 0}
         tokens = Tokens()
-        num_held = 0
+        num_held = num_done = num_failed = num_early = 0
         for held in self._held:
             if held.result is None:
                 break
             num_held, end = num_held + 1, held.end
             if held.result:
                 texts[held.kind].append(held.result)
-                counts[held.kind] += 1
+                num_done += not held.is_failed
+                num_failed += held.is_failed
+                num_early += held.is_early
                 tokens += held.tokens
         for kind, parts in texts.items():
             if parts:
@@ -316,8 +330,9 @@ class Run:
         progress = Progress(
             begin=begin,
             end=end,
-            num_done=counts["output"],
-            num_failed=counts["errors"],
+            num_done=num_done,
+            num_failed=num_failed,
+            num_early=num_early,
             output_bytes=sum(map(len, texts["output"])),
             error_bytes=sum(map(len, texts["errors"])),
             tokens=tokens,

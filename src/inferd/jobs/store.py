@@ -127,10 +127,14 @@ class JobStore:
 
     # -- batches ----------------------------------------------------------------------------
 
-    async def add_batch(self, batch: Batch) -> None:
-        """Raises StoredNotFound, InvalidRequest and Overloaded."""
+    async def add_batch(self, batch: Batch, content: StoredFile | None = None) -> None:
+        """``content``: its input, where that came with it and has no row yet. Raises StoredNotFound, InvalidRequest and
+        Overloaded."""
 
         def work(found: Transaction) -> None:
+            if content is not None:
+                self._refuse_bytes(found, content.tenant, content.num_bytes)
+                rows.insert_file(found, content)
             file = rows.read_file(found, batch.tenant, batch.input_file_id, clock.wall(), "input_file_id")
             if file.purpose != "batch":
                 raise refusals.wrong_purpose(file.id, file.purpose)
@@ -144,9 +148,17 @@ class JobStore:
         """Raises StoredNotFound."""
         return await self._read(lambda found: rows.read_batch(found, tenant, name))
 
-    async def batches(self, tenant: str, query: Query) -> Page:
-        found = await self._read(lambda read: rows.list_batches(read, tenant, query))
-        return Page([], found[: query.limit], len(found) > query.limit)
+    async def batches(self, tenant: str, query: Query, prefix: str = "") -> Page:
+        """Batches whose ids begin so."""
+        found = await self._read(lambda read: rows.list_batches(read, tenant, query, prefix))
+        listed = found[: query.limit]
+        return Page([], listed[::-1] if query.before else listed, len(found) > query.limit)
+
+    async def delete_batch(self, tenant: str, name: str) -> None:
+        """Delete a batch that has ended, with its input and results. Raises StoredNotFound, InvalidRequest."""
+        here = await self._change(lambda found: rows.remove_batch(found, tenant, name, self.folder.id))
+        self._has_deleted = True
+        await asyncio.to_thread(self.folder.delete, here)
 
     async def cancel(self, tenant: str, name: str) -> Batch:
         """Raises StoredNotFound, and InvalidRequest for a batch that has ended."""

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import msgspec
 
 from inferd.config.units import bytes_text
-from inferd.jobs.batch import MAX_PROBLEMS, Place, Problem
+from inferd.jobs.batch import MAX_PROBLEMS, MESSAGES, Place, Problem
 from inferd.jobs.lines import Line, Lines
 
 MAX_ID_CHARS: Final = 512
@@ -130,7 +130,7 @@ class Reading(NamedTuple):
                     *(line, name, "unsupported_value", f"body.{field}"),
                     f"{field} cannot be true in a batch; leave it out.",
                 )
-        if self.model is not None and read.model != self.model:
+        if self.model is not None and read.model != self.model and self.endpoint != MESSAGES:
             return _fault(
                 *(line, name, "mismatched_model", "body.model"),
                 f"the model is {_shown(read.model or '')}, and the first request of the file asks {_shown(self.model)}; "

@@ -39,8 +39,8 @@ class Serving(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving_jobs(folder: Path, **config: Any) -> Iterator[Serving]:
-    """``config``: of the jobs."""
+def serving_jobs(folder: Path, app: dict[str, Any] | None = None, **config: Any) -> Iterator[Serving]:
+    """``app``: what ``create_app`` gets besides; ``config``: of the jobs."""
     url = f"sqlite:///{folder / 'state.db'}"
     presence = LockedPresence(folder / "users")
     state = StateThread(lambda: open_database(url, folder))
@@ -56,7 +56,7 @@ def serving_jobs(folder: Path, **config: Any) -> Iterator[Serving]:
     asking = Asking(router, door)
     runner = Runner(store, asking, lambda: router.draining, max_line_bytes=10_000)
     try:
-        with running(router, door=door, jobs=runner) as server:
+        with running(router, door=door, jobs=runner, **(app or {})) as server:
             asking.application = server.app
             keeping = asyncio.run_coroutine_threadsafe(runner.keep(), server.loop)
             try:

@@ -11,9 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types import Batch
 from tests.gateway.jobs.serving_jobs import KEYS, Serving, begin, ended, line, lines_of, serving_jobs, upload
 
 from inferd.errors import Overloaded, QuotaExceeded
+from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.types import Prediction
 
 MAX_FILE = 60_000
@@ -23,7 +25,8 @@ MAX_BYTES = 150_000
 @pytest.fixture(scope="module")
 def shared_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("jobs")
-    with serving_jobs(folder, max_file_bytes=MAX_FILE, max_bytes=MAX_BYTES, max_lines=200) as started:
+    app = {"idempotency": IdempotencyStore(60)}
+    with serving_jobs(folder, max_file_bytes=MAX_FILE, max_bytes=MAX_BYTES, max_lines=200, app=app) as started:
         yield started
 
 
@@ -291,6 +294,30 @@ def test_an_upload_that_stops_leaves_nothing(serving: Serving) -> None:
             pass
     while not nothing_is_left(serving):
         pass
+
+
+def test_the_same_key_stores_one_file_and_makes_one_batch(serving: Serving, client: openai.OpenAI) -> None:
+    def stored(content: bytes, name: str = "a") -> str:
+        headers = {"idempotency-key": "file"}
+        return client.files.create(file=(name, content), purpose="batch", extra_headers=headers).id
+
+    def made(endpoint: Any = "/v1/chat/completions") -> Batch:
+        given = {"input_file_id": file, "endpoint": endpoint, "completion_window": "24h"}
+        return client.batches.create(**given, extra_headers={"idempotency-key": "batch"})
+
+    content = line("a").encode()
+    file = stored(content)
+    assert stored(content) == file, "the boundary of the form differs, the file does not"
+    for given in ((content + b" ",), (content, "b")):
+        with pytest.raises(openai.UnprocessableEntityError):
+            stored(*given)
+    assert [path.name for path in (serving.folder / "files").iterdir()] == [file]
+    batch = made()
+    assert made() == batch
+    with pytest.raises(openai.UnprocessableEntityError):
+        made("/v1/completions")
+    assert [one.id for one in client.batches.list(limit=100)].count(batch.id) == 1
+    ended(client, batch)
 
 
 def test_a_server_without_jobs_says_so() -> None:

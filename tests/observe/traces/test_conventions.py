@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inferd.gateway.anthropic.batch_routes import MESSAGE_BATCH_ROUTES
 from inferd.gateway.openai.job_routes import JOB_ROUTES
 from inferd.gateway.responses.stored_routes import STORED_ROUTES
 from inferd.gateway.routes import ROUTES
@@ -14,7 +15,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
 
 def test_every_route_to_a_model_has_an_operation_and_no_other_route_has() -> None:
     kept = {route.pattern for route in STORED_ROUTES}  # answered from the state database
-    kept |= {route.pattern for route in JOB_ROUTES}  # the requests of a batch have operations of their own
+    kept |= {route.pattern for route in (*JOB_ROUTES, *MESSAGE_BATCH_ROUTES)}  # the requests of a batch have operations of their own
     refused = {"/v1/responses/compact"}  # its answer tells what to do instead
     asks = {
         route.pattern

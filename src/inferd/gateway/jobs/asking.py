@@ -36,9 +36,14 @@ class Application(Protocol):
     def serve(self, exchange: Exchange, principal: Principal | None = None, /) -> None: ...
 
 
+class _Details(msgspec.Struct, frozen=True):
+    error_code: str | None = None
+
+
 class _Reason(msgspec.Struct, frozen=True):
     message: str = ""
     code: str | None = None
+    details: _Details = _Details()  # where Anthropic's dialect has the code
 
 
 class _Refused(msgspec.Struct, frozen=True):
@@ -77,9 +82,10 @@ class Asking:
             exchange = await self._once(principal, batch.endpoint, body, request_id)
             answer = Answer(exchange.status, b"".join(exchange.parts))
             reason = _reason(answer)
-            if answer.status in _FAILED_ELSEWHERE or reason.code == "worker_died":
+            code = reason.code or reason.details.error_code
+            if answer.status in _FAILED_ELSEWHERE or code == "worker_died":
                 attempts += 1
-            if not _may_pass(answer, reason.code, attempts):
+            if not _may_pass(answer, code, attempts):
                 note("")
                 return answer
             note(f"Requests wait: {reason.message}" if reason.message else "Requests wait for capacity.")

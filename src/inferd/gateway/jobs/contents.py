@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
@@ -32,6 +33,14 @@ class Received(NamedTuple):
     filename: str
     num_bytes: int
     fields: dict[str, str]
+    digest: bytes  # SHA-256 of the content
+
+
+def jobs_of(context: Context) -> JobStore:
+    """Raises InvalidRequest where the server has no files and batches."""
+    if context.jobs is None:
+        raise invalid("path", "This server has no files and batches; jobs.enabled turns them on.", "unsupported_value")
+    return context.jobs.store
 
 
 async def receive(context: Context, call: Call, store: JobStore) -> Received:
@@ -39,14 +48,10 @@ async def receive(context: Context, call: Call, store: JobStore) -> Received:
     full, StateUnavailable and ClientLeft; then nothing of it is left."""
     form = Form(boundary_of(call.header(b"content-type")))
     most, tenant = store.config.max_file_bytes, call.principal.tenant
-    length = (call.header(b"content-length") or b"").strip()
-    announced = int(length) if length.isdigit() and len(length) <= 18 else 0
-    if announced > most + _FORM_BYTES:
-        raise _too_large(most)
-    await store.check_room(tenant, max(0, announced - _FORM_BYTES))
+    await check_announced(call, store, _FORM_BYTES)
     receiving = _Receiving(store, tenant)
     try:
-        async for data in _body(call, most + _FORM_BYTES, context.body_timeout_s):
+        async for data in body_of(call, most + _FORM_BYTES, context.body_timeout_s, most):
             for event in form.feed(data):
                 await receiving.take(event)
         if not form.is_complete:
@@ -58,8 +63,65 @@ async def receive(context: Context, call: Call, store: JobStore) -> Received:
         receiving.close()
 
 
+async def check_announced(call: Call, store: JobStore, rest_bytes: int) -> None:
+    """Refuse a body by its announced length, before it is read. ``rest_bytes``: that it may have beside the content.
+    Raises BodyTooLarge, and InvalidRequest where the tenant may not store so much."""
+    length = (call.header(b"content-length") or b"").strip()
+    announced = int(length) if length.isdigit() and len(length) <= 18 else 0
+    if announced > store.config.max_file_bytes + rest_bytes:
+        raise _too_large(store.config.max_file_bytes)
+    await store.check_room(call.principal.tenant, max(0, announced - rest_bytes))
+
+
 def disk_failed(error: OSError) -> Overloaded:
     return refusals.disk_failed(error.strerror or str(error), is_full=is_full(error))
+
+
+class Content:
+    """The content of a file that arrives: onto the disk, piece by piece. Call ``close`` in any case.
+
+    Raises OSError, and BodyTooLarge beyond jobs.max_file_bytes.
+    """
+
+    def __init__(self, store: JobStore, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._upload: Upload = store.folder.upload(store.gateway, new_id("file-"))
+        self._waiting: list[bytes] = []
+        self._num_waiting = 0
+        self._is_finished = False
+        self.num_bytes = 0
+
+    @property
+    def id(self) -> str:
+        return self._upload.name
+
+    async def add(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        self._store.arriving(self._tenant, len(data))
+        if self.num_bytes > self._store.config.max_file_bytes:
+            raise _too_large(self._store.config.max_file_bytes)
+        self._waiting.append(data)
+        self._num_waiting += len(data)
+        if self._num_waiting >= PIECE:
+            await self._write()
+
+    async def _write(self) -> None:
+        data, self._waiting, self._num_waiting = b"".join(self._waiting), [], 0
+        if data:
+            await asyncio.to_thread(self._upload.write, data)
+
+    async def finish(self) -> None:
+        """Give it its name; durable when it returns."""
+        await self._write()
+        await asyncio.to_thread(self._upload.finish)
+        self._is_finished = True
+
+    def close(self) -> None:
+        """Remove what is not finished."""
+        self._store.arriving(self._tenant, -self.num_bytes)
+        if not self._is_finished:
+            self._upload.abort()
 
 
 class _Receiving:
@@ -68,16 +130,13 @@ class _Receiving:
     def __init__(self, store: JobStore, tenant: str) -> None:
         self._store = store
         self._tenant = tenant
-        self._upload: Upload | None = None
+        self._content: Content | None = None
+        self._digest = hashlib.sha256()
         self._filename = ""
-        self._is_finished = False
         self._field: str | None = None  # that arrives
         self._is_file = False  # it is the file that arrives
         self._fields: dict[str, str] = {}
         self._value = b""
-        self._waiting: list[bytes] = []
-        self._num_waiting = 0
-        self._num_bytes = 0
 
     async def take(self, event: object) -> None:
         if isinstance(event, Begin):
@@ -90,7 +149,6 @@ class _Receiving:
                 if len(self._value) > _MAX_FIELD_BYTES:
                     raise invalid(self._field or "", f"The field {shown(self._field)} is longer than 1 KiB.")
         elif self._is_file:
-            await self._write()
             self._is_file = False
         else:
             assert self._field is not None, "a part began"
@@ -102,50 +160,37 @@ class _Receiving:
                 raise invalid(part.name, f"The field {shown(part.name)} is there twice; send it once.")
             self._field, self._value = part.name, b""
             return
-        if part.name != "file" or self._upload is not None:
+        if part.name != "file" or self._content is not None:
             raise invalid(part.name, "The form must have one file, in the field 'file'.", "invalid_form")
         name = (part.filename or "file").replace("\\", "/").rpartition("/")[2]
         self._filename = printable(name, _MAX_NAME_CHARS)
-        self._upload = self._store.folder.upload(self._store.gateway, new_id("file-"))
+        self._content = Content(self._store, self._tenant)
         self._is_file = True
 
     async def _add(self, data: bytes) -> None:
-        if not self._num_bytes:
+        assert self._content is not None, "its part began"
+        if not self._content.num_bytes:
             reason = refuse_binary(data[:4096])
             if reason is not None:
                 raise invalid("file", reason, "invalid_file")
-        self._num_bytes += len(data)
-        self._store.arriving(self._tenant, len(data))
-        if self._num_bytes > self._store.config.max_file_bytes:
-            raise _too_large(self._store.config.max_file_bytes)
-        self._waiting.append(data)
-        self._num_waiting += len(data)
-        if self._num_waiting >= PIECE:
-            await self._write()
-
-    async def _write(self) -> None:
-        assert self._upload is not None, "its part began"
-        data, self._waiting, self._num_waiting = b"".join(self._waiting), [], 0
-        if data:
-            await asyncio.to_thread(self._upload.write, data)
+        self._digest.update(data)
+        await self._content.add(data)
 
     async def finish(self) -> Received:
-        upload = self._upload
-        if upload is None:
+        content = self._content
+        if content is None:
             raise invalid("file", "The form has no file; send one in the field 'file'.", "missing_required_parameter")
-        if not upload.num_bytes:
+        if not content.num_bytes:
             raise invalid("file", "The file is empty; send one with a request on each line.", "empty_file")
-        await asyncio.to_thread(upload.finish)
-        self._is_finished = True
-        return Received(upload.name, self._filename, upload.num_bytes, self._fields)
+        await content.finish()
+        return Received(content.id, self._filename, content.num_bytes, self._fields, self._digest.digest())
 
     def close(self) -> None:
-        self._store.arriving(self._tenant, -self._num_bytes)
-        if self._upload is not None and not self._is_finished:
-            self._upload.abort()
+        if self._content is not None:
+            self._content.close()
 
 
-async def _body(call: Call, max_bytes: int, timeout_s: float) -> AsyncGenerator[bytes, None]:
+async def body_of(call: Call, max_bytes: int, timeout_s: float, max_file_bytes: int) -> AsyncGenerator[bytes, None]:
     """The parts of a body as they arrive. Raises BodyTooLarge, BodyTimeout, ClientLeft."""
     began = clock.now()
     is_last = False
@@ -161,7 +206,7 @@ async def _body(call: Call, max_bytes: int, timeout_s: float) -> AsyncGenerator[
             ) from None
         call.request_bytes += len(data)
         if call.request_bytes > max_bytes:
-            raise _too_large(max_bytes - _FORM_BYTES)
+            raise _too_large(max_file_bytes)
         yield data
 
 

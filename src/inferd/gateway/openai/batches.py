@@ -14,7 +14,9 @@ from inferd.gateway.call import Answer, Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.writer import encode
-from inferd.gateway.openai.files import MAX_BATCHES, ends_of, jobs_of, life_of, page_query
+from inferd.gateway.idempotency import asks_for_repetition, repeated
+from inferd.gateway.jobs.contents import jobs_of
+from inferd.gateway.openai.files import MAX_BATCHES, ends_of, life_of, page_query
 from inferd.jobs.batch import WINDOW_S, Batch, Status, new_id
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -138,6 +140,9 @@ async def create(context: Context, call: Call, rest: str) -> Answer:
     raw = await json_body(call, context.max_body_bytes, context.body_timeout_s)
     body = await decode_body(raw, batch_decoder)
     model = _checked(body)
+    earlier = await repeated(context, call, raw, None) if asks_for_repetition(context, call) else None
+    if earlier is not None:
+        return earlier
     lasts = body.output_expires_after
     now = clock.wall()
     batch = Batch(

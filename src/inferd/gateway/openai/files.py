@@ -10,12 +10,13 @@ import msgspec
 
 from inferd import clock
 from inferd.eager import in_task
-from inferd.errors import InvalidRequest
+from inferd.errors import IdempotencyConflict, InvalidRequest
 from inferd.gateway.call import Answer, Call, Pieces, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.writer import encode
-from inferd.gateway.jobs.contents import pieces_of, receive
+from inferd.gateway.idempotency import asks_for_repetition, repeated
+from inferd.gateway.jobs.contents import Received, jobs_of, pieces_of, receive
 from inferd.jobs import refusals
 from inferd.jobs.batch import StoredFile
 from inferd.jobs.rows import Query
@@ -80,28 +81,42 @@ class FilesQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def create(context: Context, call: Call, rest: str) -> Answer:
-    """Store a file. Raises what ``receive`` raises."""
+    """Store a file. Raises what ``receive`` and ``repeated`` raise."""
     store = jobs_of(context)
     await in_task()
     received = await receive(context, call, store)
-    now = clock.wall()
     try:
-        life_s = _life(received.fields, store)
-        file = StoredFile(
-            id=received.id,
-            tenant=call.principal.tenant,
-            created_at=now,
-            expires_at=now + life_s,
-            purpose="batch",
-            filename=received.filename,
-            num_bytes=received.num_bytes,
-            folder=store.folder.id,
-        )
-        await store.add_file(file)
-    except InvalidRequest:  # after another error its row may be there; else the sweep removes the content
+        earlier = None
+        if asks_for_repetition(context, call):
+            earlier = await repeated(context, call, _identity(received), None)
+        if earlier is None:
+            return Response(200, encode(await _stored(call, store, received)))
+    except (InvalidRequest, IdempotencyConflict):
+        # After another error its row may be there; else the sweep removes the content.
         await asyncio.to_thread(store.folder.delete, (received.id,))
         raise
-    return Response(200, encode(_object(file)))
+    await asyncio.to_thread(store.folder.delete, (received.id,))
+    return earlier
+
+
+async def _stored(call: Call, store: JobStore, received: Received) -> FileObject:
+    now = clock.wall()
+    file = StoredFile(
+        id=received.id,
+        tenant=call.principal.tenant,
+        created_at=now,
+        expires_at=now + _life(received.fields, store),
+        purpose="batch",
+        filename=received.filename,
+        num_bytes=received.num_bytes,
+        folder=store.folder.id,
+    )
+    await store.add_file(file)
+    return _object(file)
+
+
+def _identity(received: Received) -> bytes:
+    return encode((received.filename, sorted(received.fields.items()), received.digest.hex()))
 
 
 async def list_all(context: Context, call: Call, rest: str) -> Answer:
@@ -140,13 +155,6 @@ async def delete(context: Context, call: Call, rest: str) -> Answer:
     await in_task()
     await store.delete_file(call.principal.tenant, rest)
     return Response(200, encode(DeletedFile(rest)))
-
-
-def jobs_of(context: Context) -> JobStore:
-    """Raises InvalidRequest where the server has no files and batches."""
-    if context.jobs is None:
-        raise invalid("path", "This server has no files and batches; jobs.enabled turns them on.", "unsupported_value")
-    return context.jobs.store
 
 
 def page_query(call: Call, most: int, default: int) -> Query:
