@@ -138,3 +138,12 @@ def test_a_grammar_binds_a_text_and_errors_are_told(tgi: InferenceClient) -> Non
         tgi.text_generation("abc", typical_p=0.5)
     with pytest.raises(Exception, match=r"parameters\.max_new_tokens must be at least 1"):
         tgi.text_generation("abc", max_new_tokens=0)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/generate"])
+def test_text_generation_needs_the_address_alone(server: Server, path: str) -> None:
+    with InferenceClient(model=server.url + path, token="none", timeout=60) as made:
+        whole = made.text_generation("hi", max_new_tokens=5)
+        assert isinstance(whole, str)
+        pieces = [event.token.text for event in made.text_generation("hi", max_new_tokens=5, details=True, stream=True)]
+    assert "".join(pieces) == whole

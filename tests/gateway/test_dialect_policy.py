@@ -32,6 +32,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/generate": {"model": "tiny", "prompt": "hi"},
     "/generate": {"model": "tiny", "inputs": "hi"},
     "/generate_stream": {"model": "tiny", "inputs": "hi"},
+    "/": {"model": "tiny", "inputs": "hi"},
     "/v2/models/{model}/generate": {"text_input": "hi"},
     "/v2/models/{model}/generate_stream": {"text_input": "hi"},
 }

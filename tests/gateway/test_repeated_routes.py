@@ -60,6 +60,7 @@ COMPUTING: dict[str, tuple[str, dict[str, Any]]] = {
     "/api/embeddings": ("/api/embeddings", {"model": "vectors", "prompt": "a"}),
     "/generate": ("/generate", {"model": "tiny", "inputs": "a"}),
     "/generate_stream": ("/generate_stream", {"model": "tiny", "inputs": "a"}),
+    "/": ("/", {"model": "tiny", "inputs": "a"}),
     **{
         path: (path, {**body, "model": "classes" if path in ("/classify", "/predict") else "vectors"})
         for path, (_, body) in PATHS.items()

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shlex
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -27,10 +23,11 @@ from inferd.benchmark.stats import Record, Summary, summarise
 from inferd.benchmark.step_profile import StepProfile
 from inferd.cli.endpoint import DEFAULT_URL, find_endpoint
 from inferd.cli.flags import Parsed
+from inferd.cli.own_server import own_server
 from inferd.cli.running.control import find_server
-from inferd.cli.terminal import console, is_live, loading, note
+from inferd.cli.terminal import console, is_live, note
 from inferd.config.units import NotAllowedError
-from inferd.errors import ModelLoadError, Unavailable
+from inferd.errors import Unavailable
 from inferd.gateway.control import ServerReport
 
 
@@ -177,7 +174,7 @@ def command(
         )
     dataset = _Dataset(prompts, input_len, output_len, vocab_size, seed)
     dataset.queries(1, 0)  # a bad file is reported before a server is started
-    with _own_server(source) if source is not None else contextlib.nullcontext(url or _running(port)) as address:
+    with own_server(source) if source is not None else contextlib.nullcontext(url or _running(port)) as address:
         if model is not None and url is None:
             _refuse_unknown(model, port if source is None else urlsplit(address).port, api_key)
         name = model or asyncio.run(load.find_model(address, api_key))
@@ -348,42 +345,3 @@ def _print(report: Report) -> None:
     for run in report.runs:
         for sentence, count in run.errors.items():
             out.print(f"{load_label(run)}: {count} times: {sentence}", style="red", markup=False)
-
-
-@contextlib.contextmanager
-def _own_server(source: str) -> Iterator[str]:
-    """A server on a free port for as long as it is needed; yields its address."""
-    words = [sys.executable, "-m", "inferd", "serve", source, "--port", "0", "--no-access-log", "--log-format", "text"]
-    with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "TERM": "dumb"})
-        try:
-            with loading(f"Starting inferd serve {source}") as report_progress:
-                report_progress("loading", 0, 0)
-                address = _ready_address(server)
-            if address is None:
-                server.wait(timeout=30)
-                log.seek(0)
-                said = log.read().decode("utf-8", "replace").strip().splitlines()
-                reason = said[-1].removeprefix("Error: ") if said else f"it ended with code {server.returncode}"
-                raise ModelLoadError(f"The server for the test did not start: {reason}")
-            yield address
-        finally:
-            if server.poll() is None:
-                server.send_signal(signal.SIGINT)
-                try:
-                    server.wait(timeout=40)
-                except subprocess.TimeoutExpired:
-                    server.kill()
-                    server.wait()
-            assert server.stdout is not None
-            server.stdout.close()
-
-
-def _ready_address(server: subprocess.Popen[bytes]) -> str | None:
-    assert server.stdout is not None
-    for line in server.stdout:
-        words = line.decode().split()
-        for beginning in (["inferd", "is", "ready", "at"], ["inferd", "listens", "at"]):
-            if words[: len(beginning)] == beginning:
-                return words[len(beginning)]
-    return None

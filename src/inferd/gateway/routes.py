@@ -91,7 +91,10 @@ from inferd.gateway.responses import models as codex_models
 from inferd.gateway.responses.routes import ROUTES as RESPONSES_ROUTES
 from inferd.gateway.responses.stored_routes import STORED_ROUTES
 from inferd.gateway.route import Endpoint, Route
+from inferd.gateway.tgi.generate import writing_models
+from inferd.gateway.tgi.info import info as tgi_info
 from inferd.gateway.tgi.routes import ROUTES as TGI_ROUTES
+from inferd.gateway.tgi.wire import TgiInfo
 from inferd.gateway.windows.endpoint import stream
 from inferd.gateway.windows.options import WindowOptions
 from inferd.lifecycle.actions import Changed, NewFiles
@@ -159,6 +162,12 @@ async def _model(context: Context, call: Call, rest: str) -> Answer:
     if anthropic_models.is_asked(call):
         return anthropic_models.get_model(context, call, rest)
     return models.get_model(context, call, rest)
+
+
+async def _info(context: Context, call: Call, rest: str) -> Answer:
+    if texts.only_encoder(context, call) is None and writing_models(context, call):
+        return await tgi_info(context, call, rest)
+    return await texts.tei_info(context, call, rest)
 
 
 async def _live(context: Context, call: Call, rest: str) -> Answer:
@@ -537,8 +546,8 @@ def _texts() -> tuple[Route, ...]:
             _CLASSES,
         ),
         Route(
-            *("GET", "/info", "models", texts.tei_info, "The text model, as text-embeddings-inference tells of it."),
-            response=texts.TeiInfo,
+            *("GET", "/info", "models", _info, "The model, as text-embeddings-inference or TGI tells of it."),
+            response=texts.TeiInfo | TgiInfo,
             statuses=(400, *_REFUSALS, 404, 503),
             errors=TEI_ERRORS,
         ),

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +17,11 @@ from typing import Any
 import pytest
 from tests.gateway.jobs.serving_jobs import line
 from tests.server_process import Server, running
+from tests.worker.watching import until_now
 
 from inferd.cli.main import main
+from inferd.cli.running import batch as command
+from inferd.cli.running import batch_runs
 
 PATH = "/v1/completions"
 
@@ -90,3 +100,144 @@ def test_what_the_server_refuses_is_told(server: Server, tmp_path: Path, capsys:
     assert "endpoint" in capsys.readouterr().err
     assert batch(server, "cancel", "batch_none") == 1
     assert "batch_none" in capsys.readouterr().err
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text(), newline="")))
+
+
+def test_a_table_of_prompts_becomes_a_table_of_answers(server: Server, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text(
+        "\ufeffcustom_id,prompt,max_tokens,temperature\r\n"
+        'a,"hello, you",4,\r\n'
+        "b,12,4,99\r\n"
+        'c,"two\nlines ""quoted""",2,0\r\n'
+        "a,again,4,\r\n",
+        newline="",
+    )
+    assert batch(server, "run", source, "-o", output, "--endpoint", PATH) == 1
+    rows = table(output)
+    assert [(row["custom_id"], row["status"], row["answer"]) for row in rows] == [
+        ("a", "200", "abcd"),
+        ("b", "400", ""),
+        ("c", "200", "ab"),
+        ("a", "", ""),
+    ]
+    assert "temperature" in rows[1]["error"]
+    assert "custom_id" in rows[3]["error"]
+    assert rows[0]["output_tokens"] == "4"
+    assert json.loads(rows[0]["body"])["choices"][0]["text"] == "abcd"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("in.csv", b"", "has no rows"),
+        ("in.csv", b"prompt\n", "has no rows"),
+        ("in.csv", b"prompt,max_tokens\nhello, you,4\n", "Line 2 of"),
+        ("in.csv", b'prompt\n"hello\n', "is not a CSV file"),
+        ("in.csv", b"prompt\n\xff\xfe\n", "not UTF-8"),
+        ("in.csv", b"question\nhello\n", "the column 'prompt'"),
+        ("in.jsonl", b"\x1f\x8b\x08", "not UTF-8 text"),
+        ("in.parquet", b"hello", "arquet"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_by_its_line(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, words: str
+) -> None:
+    source = tmp_path / name
+    source.write_bytes(content)
+    assert batch(server, "run", source, "-o", tmp_path / "out.csv") == 1
+    assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_parquet_needs_its_package(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert batch(server, "run", tmp_path / "in.csv", "-o", tmp_path / "out.parquet") == 1
+    assert "pip install pyarrow" in capsys.readouterr().err
+
+
+def test_a_parquet_file_of_prompts_becomes_one_of_answers(server: Server, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    count = 1500
+    prompts = {"prompt": [f"hello {number}" for number in range(count)], "max_tokens": [4] * (count - 1) + [None]}
+    parquet.write_table(arrow.table(prompts), source)
+    assert batch(server, "run", source, "-o", output, "--endpoint", PATH) == 0
+    found = parquet.read_table(output).to_pylist()
+    assert [row["custom_id"] for row in found] == [f"row-{number}" for number in range(1, count + 1)]
+    assert {row["answer"] for row in found[:-1]} == {"abcd"}
+    assert found[0]["output_tokens"] == 4
+
+
+def test_a_run_that_was_interrupted_goes_on(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(line(f"r{number}", PATH, prompt="hello", max_tokens=4) for number in range(5)))
+
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "_awaited", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            batch(server, "run", source, "-o", output)
+    assert not output.exists()
+    capsys.readouterr()
+    assert batch(server, "run", source, "-o", output) == 1
+    assert "inferd batch resume" in capsys.readouterr().err
+    assert main(["batch", "resume", str(output)]) == 0, "the run knows its server"
+    assert [one["custom_id"] for one in written(output)] == [f"r{number}" for number in range(5)]
+    assert batch(server, "resume", output) == 1
+    assert "was interrupted" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_a_model_is_served_for_the_job_alone_under_the_name_that_the_file_asks(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    @contextlib.contextmanager
+    def own(*given: object) -> Iterator[str]:
+        asked.append(given)
+        yield server.url
+
+    monkeypatch.setattr(batch_runs, "own_server", own)
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(line("a", PATH, prompt="hello", max_tokens=4))
+    words = ["batch", "run", str(source), "-o", str(output), "--model", "./my-model"]
+    assert main(words) == 0
+    ((model, flags, settings),) = asked
+    assert (model, flags) == ("./my-model", ["--name", "tiny"])
+    assert settings["INFERD_STATE__DATA_DIR"] == str(tmp_path / ".out.jsonl.job" / "data")
+    assert [one["custom_id"] for one in written(output)] == ["a"]
+    assert main([*words, "--url", server.url]) == 2
+    assert "--model loads a model" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_job_with_a_model_of_its_own_survives_its_end(tmp_path: Path) -> None:
+    """Real processes: the command is killed, and with it its server; resuming ends with every answer once."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [line(f"r{number}", PATH, model="m", prompt=f"Once {number}", max_tokens=40) for number in range(200)]
+    source.write_text("\n".join(lines))
+    inferd = [sys.executable, "-m", "inferd", "batch"]
+    first = subprocess.Popen([*inferd, "run", source, "-o", output, "--model", "demo"], start_new_session=True)
+    until_now((tmp_path / ".out.jsonl.job" / "job.json").exists, "the job is made", 120)
+    results = tmp_path / ".out.jsonl.job" / "data" / "jobs" / "results"
+    until_now(lambda: any(path.stat().st_size for path in results.iterdir()), "something is answered", 120)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert not output.exists()
+    subprocess.run([*inferd, "resume", output], check=True)
+    assert [one["custom_id"] for one in written(output)] == [f"r{number}" for number in range(200)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]

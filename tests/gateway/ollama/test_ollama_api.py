@@ -318,3 +318,34 @@ def test_a_stream_is_repeated_and_cached_as_lines() -> None:
         assert two.headers["idempotent-replayed"] == "true"
         assert lines_of(one) == lines_of(two)
         assert len(server.router.streams) == 2
+
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show", "/api/pull"])
+def test_a_bare_curl_is_answered(server: Running, path: str) -> None:
+    reply = ask(server, {}, path, **{"content-type": FORM, "user-agent": "curl/8.5.0"})
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"user-agent": "Mozilla/5.0 (X11; Linux x86_64)"},
+        {"user-agent": "curl/8.5.0", "origin": "http://localhost"},
+        {"user-agent": "curl/8.5.0", "sec-fetch-site": "cross-site"},
+        {"user-agent": "curl/8.5.0", "referer": "http://evil.example/"},
+        {"user-agent": "curl/8.5.0", "content-encoding": "gzip"},
+        {"user-agent": "curl/8.5.0", "content-type": "text/plain"},
+    ],
+)
+def test_a_form_of_a_web_page_is_refused(server: Running, headers: dict[str, str]) -> None:
+    reply = ask(server, {}, **{"content-type": FORM, **headers})
+    assert reply.status_code in (403, 415)
+    assert not server.router.streams
+
+
+def test_other_dialects_take_no_forms(server: Running) -> None:
+    reply = post(server, "/v1/completions", {"prompt": "a"}, **{"content-type": FORM, "user-agent": "curl/8.5.0"})
+    assert reply.status_code == 415

@@ -203,3 +203,21 @@ def test_the_only_model_that_writes_texts_is_asked_where_none_is_named() -> None
         assert ask(server, model="two").status_code == 200
         assert router.last.model == "two"
         assert ask(server, model="three").status_code == 404
+
+
+def test_older_clients_get_a_whole_answer_in_a_list(server: Running) -> None:
+    server.router.script = says([(["a"], "a"), (["b"], "b")])
+    assert ask(server, path="/").json() == [{"generated_text": "ab"}]
+    assert ask(server).json() == {"generated_text": "ab"}
+    assert events_of(ask(server, path="/", stream=True))[-1]["generated_text"] == "ab"
+
+
+def test_the_server_tells_of_its_model(server: Running) -> None:
+    told = server.http.get(f"{server.url}/info").json()
+    assert (told["model_id"], told["model_dtype"], told["model_pipeline_tag"]) == ("tiny", "float32", "text-generation")
+    assert (told["max_total_tokens"], told["max_input_tokens"], told["router"]) == (128, 127, "inferd")
+    assert ask(server, {"stop": ["x"] * told["max_stop_sequences"]}).status_code == 200
+    assert ask(server, {"stop": ["x"] * (told["max_stop_sequences"] + 1)}).status_code == 400
+    assert server.http.get(f"{server.url}/health").status_code == 200
+    with running(FakeRouter("one", "two")) as several:
+        assert "name one of: one, two" in several.http.get(f"{several.url}/info").json()["error"]

@@ -15,7 +15,9 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
 
 def test_every_route_to_a_model_has_an_operation_and_no_other_route_has() -> None:
     kept = {route.pattern for route in STORED_ROUTES}  # answered from the state database
-    kept |= {route.pattern for route in (*JOB_ROUTES, *MESSAGE_BATCH_ROUTES)}  # the requests of a batch have operations of their own
+    kept |= {
+        route.pattern for route in (*JOB_ROUTES, *MESSAGE_BATCH_ROUTES)
+    }  # the requests of a batch have operations of their own
     refused = {"/v1/responses/compact"}  # its answer tells what to do instead
     asks = {
         route.pattern

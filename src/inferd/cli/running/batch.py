@@ -1,10 +1,11 @@
-"""``inferd batch``: the requests of a file, answered by a running server as a batch job."""
+"""``inferd batch``: the requests of a file, answered as a batch job by a running server or one of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,12 +17,19 @@ import click
 import msgspec
 
 from inferd.cli.help import Commands
-from inferd.cli.running.control import WORK_S, Server, server_options
+from inferd.cli.running.batch_runs import Record, Run, Where
+from inferd.cli.running.batch_tables import check_table, in_order, is_table, requests_of, write_table
+from inferd.cli.running.control import WORK_S, Server, server_options, which_server
 from inferd.cli.terminal import ReportProgress, console, is_live, loading, note, warn
-from inferd.errors import InvalidRequest
+from inferd.errors import InferdError, InvalidRequest
+from inferd.gateway.control import ServerReport
 from inferd.gateway.openai.batches import BatchList, BatchObject
 from inferd.gateway.openai.files import FileObject
+from inferd.gateway.openai.wire import ModelList
+from inferd.jobs.batch import MESSAGES
+from inferd.jobs.survey import refuse_binary
 
+CHAT: Final = "/v1/chat/completions"
 POLL_S: Final = 0.5
 PIECE_BYTES: Final = 1 << 20
 MAX_FIRST_BYTES: Final = 16 << 20
@@ -35,7 +43,7 @@ _ENDED: Final = ("completed", "failed", "expired", "cancelled")
 
 @click.group("batch", cls=Commands)
 def command() -> None:
-    """Answer the requests of a file as a batch job of a running server.
+    """Answer the requests of a file as a batch job.
 
     Each line of the file is one request: {"custom_id": ..., "method": "POST",
     "url": "/v1/chat/completions", "body": {...}}. The job takes what other
@@ -44,6 +52,8 @@ def command() -> None:
     \b
     Examples:
       inferd batch run input.jsonl --output output.jsonl
+      inferd batch run input.jsonl --output output.jsonl --model ./my-model
+      inferd batch resume output.jsonl
       inferd batch list
       inferd batch wait batch_1f0c --output output.jsonl
       inferd batch cancel batch_1f0c
@@ -55,27 +65,106 @@ _OUTPUT = click.option(
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="File for the answers; those that failed go to one beside it, with .errors before its suffix.",
+    help="File for the answers: .jsonl, where those that failed go to one beside it with .errors before its suffix; or "
+    "a table, .csv or .parquet.",
 )
 
 
 @command.command("run")
 @click.argument("source", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 @_OUTPUT
-@server_options
-def run(server: Server, source: Path, output: Path) -> int:
-    """Upload FILE, wait for all answers and write them.
+@click.option(
+    "--model",
+    "-m",
+    metavar="SOURCE",
+    default=None,
+    help="Load this model for the job, without a server that runs: a SOURCE as of 'inferd serve'.",
+)
+@click.option("--endpoint", default=None, help="Of the rows of a table.  [default: /v1/chat/completions]")
+@click.option("--name", default=None, help="The model that rows of a table ask.  [default: the only one that can]")
+@which_server
+def run(
+    source: Path,
+    output: Path,
+    model: str | None,
+    endpoint: str | None,
+    name: str | None,
+    port: int | None,
+    config: Path | None,
+    url: str | None,
+    key: str | None,
+) -> int:
+    """Answer the requests of FILE: JSON lines, or a table (.csv, .parquet).
 
-    Ctrl-C leaves the job running; 'inferd batch wait' goes on from there. Exit code 0 when every request was answered,
+    A row of a table is a request, and its columns are fields of the body: 'prompt' (and 'system') of a conversation or
+    text, 'input' of embeddings, 'max_tokens' and so on. 'custom_id' names the row. Parquet needs the package pyarrow.
+
+    Ctrl-C leaves the job: 'inferd batch resume OUTPUT' goes on from there. Exit code 0 when every request was answered,
     1 otherwise.
+
+    \b
+    Examples:
+      inferd batch run input.jsonl -o output.jsonl
+      inferd batch run input.jsonl -o output.jsonl --model ./my-model
+      inferd batch run prompts.csv -o answers.csv --name demo
     """
-    endpoint = endpoint_of(source)
-    file = _uploaded(server, source)
-    asked = msgspec.json.encode({"input_file_id": file.id, "endpoint": endpoint, "completion_window": "24h"})
-    made = server.send("/v1/batches", asked, {"content-type": "application/json"})
-    batch = msgspec.json.decode(made.body, type=BatchObject)
-    note(f"The job is {batch.id}; it goes on when this command ends (inferd batch wait {batch.id} -o {output}).")
-    return _finish(server, batch.id, output)
+    for table in (source, output):
+        check_table(table)
+    if model is not None and (port, config, url) != (None, None, None):
+        raise click.UsageError("--model loads a model for the job, and --port, --config and --url name a server.")
+    if not is_table(source) and (endpoint, name) != (None, None):
+        raise click.UsageError("--endpoint and --name are for tables; the lines of other files name both.")
+    first = None if is_table(source) else first_of(source)
+    run = Run(output)
+    run.check_new()
+    served_as = name if first is None else first.body.model
+    if model is None or model.endswith((".yaml", ".yml")) or Path(model, "config.pbtxt").exists():
+        served_as = None  # they name their models
+    where = Where(model, served_as, port, None if config is None else str(config.absolute()), url)
+    with run.server(where, key) as server:
+        if first is None:
+            asked = endpoint or CHAT
+            lines = requests_of(source, asked, name or _only_model(server, asked))
+            file = _uploaded_lines(server, source, lines)
+        else:
+            asked, file = first.url, _uploaded(server, source)
+        body = msgspec.json.encode({"input_file_id": file.id, "endpoint": asked, "completion_window": "24h"})
+        made = server.send("/v1/batches", body, {"content-type": "application/json"})
+        batch = msgspec.json.decode(made.body, type=BatchObject)
+        run.begun(Record(batch.id, where))
+        keeps = "waits" if model is not None else "goes on"
+        note(f"The job is {batch.id}; it {keeps} when this command ends (inferd batch resume {output}).")
+        return _finish(server, batch.id, output, run)
+
+
+@command.command("resume")
+@click.argument("output", type=click.Path(path_type=Path, dir_okay=False), metavar="OUTPUT")
+@which_server
+def resume(output: Path, port: int | None, config: Path | None, url: str | None, key: str | None) -> int:
+    """Go on with a run that was interrupted, by the file that it writes.
+
+    The server, or the model, is that of the run; the options name the server anew.
+
+    \b
+    Example:
+      inferd batch resume output.jsonl
+    """
+    run = Run(output)
+    found = run.record()
+    if found is None:
+        raise InvalidRequest(
+            f"No run into {output} was interrupted; 'inferd batch list' shows the jobs of a server, and 'inferd batch "
+            f"wait ID -o {output}' writes the answers of one."
+        )
+    where = found.where
+    if (port, config, url) != (None, None, None):
+        if where.model is not None:
+            raise InvalidRequest(
+                f"The run into {output} has loaded its model itself; leave --port, --config, --url out."
+            )
+        where = Where(None, None, port, None if config is None else str(config.absolute()), url)
+    with run.server(where, key) as server:
+        return _finish(server, found.batch_id, output, run)
 
 
 @command.command("wait")
@@ -84,6 +173,7 @@ def run(server: Server, source: Path, output: Path) -> int:
 @server_options
 def wait(server: Server, batch_id: str, output: Path) -> int:
     """Wait for the job ID and write its answers."""
+    check_table(output)
     return _finish(server, batch_id, output)
 
 
@@ -124,30 +214,57 @@ def cancel(server: Server, batch_id: str) -> None:
     click.echo(f"{batch.id} is {batch.status}.")
 
 
-class _First(msgspec.Struct, frozen=True):
-    """The field of a line that the whole job shares."""
+class _FirstBody(msgspec.Struct, frozen=True):
+    model: str | None = None
+
+
+class First(msgspec.Struct, frozen=True):
+    """The fields of a request that the whole job shares."""
 
     url: str
+    body: _FirstBody
 
 
-def endpoint_of(source: Path) -> str:
-    """The endpoint of a file's first request. Raises InvalidRequest."""
+def first_of(source: Path) -> First:
+    """What a file's first request shares with the others. Raises InvalidRequest."""
     try:
         with source.open("rb") as file:
             start = file.read(MAX_FIRST_BYTES)
     except OSError as error:
         raise InvalidRequest(f"{source} cannot be read: {error.strerror}.") from None
-    for number, line in enumerate(start.removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
+    reason = refuse_binary(start[:4096])
+    if reason is not None:
+        raise InvalidRequest(f"{source}: {reason}")
+    for number, line in enumerate(start.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            return msgspec.json.decode(line, type=_First).url
+            return msgspec.json.decode(line, type=First)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(
                 f'Line {number} of {source} is no request ({error}); write {{"custom_id": "1", "method": "POST", '
                 '"url": "/v1/chat/completions", "body": {...}} in each line.'
             ) from None
     raise InvalidRequest(f"{source} has no requests; write one in each line.")
+
+
+def _only_model(server: Server, endpoint: str) -> str:
+    """The only model of a server that an endpoint asks. Raises InvalidRequest."""
+    task = "embed" if endpoint == "/v1/embeddings" else "generate"
+    able = [card.id for card in server.get("/v1/models", ModelList).data if card.tasks is None or task in card.tasks]
+    if len(able) != 1:
+        names = ", ".join(able) or "no model that can"
+        raise InvalidRequest(f"{endpoint} of the server {server.name} asks {names}; choose one with --name.")
+    return able[0]
+
+
+def _uploaded_lines(server: Server, source: Path, lines: Iterator[bytes]) -> FileObject:
+    """Upload the rows of a table as lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / f"{source.stem}.jsonl"
+        with made.open("wb") as file:
+            file.writelines(lines)
+        return _uploaded(server, made)
 
 
 def _uploaded(server: Server, source: Path) -> FileObject:
@@ -188,29 +305,67 @@ def _get(server: Server, batch_id: str) -> BatchObject:
     return server.get(f"/v1/batches/{batch_id}", BatchObject)
 
 
-def _finish(server: Server, batch_id: str, output: Path) -> int:
+def _finish(server: Server, batch_id: str, output: Path, run: Run | None = None) -> int:
     """Wait for a job's end, write its files and tell what became of it."""
     batch = _awaited(server, batch_id)
-    written = 0
-    if batch.output_file_id is not None:
-        written = _download(server, batch.output_file_id, output)
-    errors = output.with_suffix(f".errors{output.suffix}")
-    if batch.error_file_id is not None:
-        _download(server, batch.error_file_id, errors)
+    with tempfile.TemporaryDirectory() as folder:
+        errors = output.with_suffix(f".errors{output.suffix}")
+        answered = output
+        if is_table(output):
+            if batch.endpoint == MESSAGES:
+                raise InvalidRequest(f"The results of {batch.id} are messages; write them to a .jsonl file.")
+            answered, errors = Path(folder) / "output", Path(folder) / "errors"
+        for name, path in ((batch.output_file_id, answered), (batch.error_file_id, errors)):
+            if name is not None:
+                _download(server, name, path)
+        codes = _codes(errors) if batch.error_file_id is not None else Counter()
+        if is_table(output):
+            _write_table(server, batch, output, answered, errors)
+    if run is not None:
+        run.ended()
     counts, usage = batch.request_counts, batch.usage
     seconds = _seconds(batch)
     console().print(
-        f"{batch.id} is {batch.status}: {written} of {counts.total} requests answered in {seconds:.1f} s"
-        f" ({written / max(seconds, 1e-3):.1f}/s), {usage.input_tokens} tokens in, {usage.output_tokens} out.",
+        f"{batch.id} is {batch.status}: {counts.completed} of {counts.total} requests answered in {seconds:.1f} s"
+        f" ({counts.completed / max(seconds, 1e-3):.1f}/s), {usage.input_tokens} tokens in, {usage.output_tokens} out"
+        f"{_cost(server, batch)}.",
         highlight=False,
     )
     if batch.errors is not None:
         for one in batch.errors.data[:MAX_SHOWN]:
             warn(f"{'the file' if one.line is None else f'line {one.line}'}: {one.message}")
-    if batch.error_file_id is not None:
-        for code, number in _codes(errors).most_common(MAX_SHOWN):
-            warn(f"{number} x {code} (see {errors})")
-    return 0 if batch.status == "completed" and written == counts.total else 1
+    for code, number in codes.most_common(MAX_SHOWN):
+        warn(f"{number} x {code} (see {output if is_table(output) else errors})")
+    return 0 if batch.status == "completed" and counts.completed == counts.total else 1
+
+
+def _write_table(server: Server, batch: BatchObject, output: Path, answered: Path, errors: Path) -> None:
+    part = output.with_name(f".{output.name}.{os.getpid()}.part{output.suffix}")
+    try:
+        with contextlib.ExitStack() as stack:
+            files = [
+                iter(stack.enter_context(path.open("rb"))) if path.exists() else iter(()) for path in (answered, errors)
+            ]
+            lines = server.lines(f"/v1/files/{batch.input_file_id}/content", WORK_S)
+            write_table(part, in_order(lines, *files))
+        part.replace(output)
+    except OSError as error:
+        raise InvalidRequest(f"{output} cannot be written: {error.strerror}.") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _cost(server: Server, batch: BatchObject) -> str:
+    """What the job has cost, at the model's cost of a token since the server's start; empty where there are no prices,
+    or the key may not read the status."""
+    try:
+        energy = server.get("/admin/status", ServerReport).energy
+    except InferdError:
+        return ""
+    uses = [] if energy is None else [use for use in energy.models if use.name == batch.model]
+    if energy is None or not uses or uses[0].cost is None or not uses[0].tokens:
+        return ""
+    return f", about {uses[0].cost / uses[0].tokens * batch.usage.total_tokens:.4f} {energy.currency}"
 
 
 def _awaited(server: Server, batch_id: str) -> BatchObject:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Final
 
-from inferd.gateway.call import LINES_TYPE
+from inferd.gateway.call import LINES_TYPE, Answer, Call, Pieces, Switched
+from inferd.gateway.context import Context
 from inferd.gateway.ollama import models
 from inferd.gateway.ollama.chat import create_chat, create_text
 from inferd.gateway.ollama.embed import embed, embeddings
@@ -22,7 +24,7 @@ from inferd.gateway.ollama.wire import (
     VersionAnswer,
 )
 from inferd.gateway.operations import CHAT, EMBEDDINGS, TEXT_COMPLETION
-from inferd.gateway.route import Route
+from inferd.gateway.route import Endpoint, Route
 from inferd.observe.payloads.texts import JsonLines
 from inferd.predict.codecs.text_wire import (
     OllamaEmbeddingsRequest,
@@ -36,7 +38,26 @@ _STATUSES: Final = (400, *_REFUSALS, 404, 408, 409, 413, 415, 422, 429, 500, 503
 _LINES: Final = "Lines of JSON (application/x-ndjson); the last has 'done': true, or 'error' alone."
 _TEXTS: Final = JsonLines("content", "response", "thinking", whole=("name",))
 
-ROUTES: Final = (
+
+def _by_programs(endpoint: Endpoint) -> Endpoint:
+    """An endpoint that takes JSON also as curl's ``-d`` sends it, with the content type of a form.
+
+    A browser lets any page send a form, so it is taken from programs alone: a browser sends Origin or Sec-Fetch-Site
+    with it, and names itself Mozilla.
+    """
+
+    def asked(context: Context, call: Call, rest: str) -> Awaitable[Answer | Pieces | Switched]:
+        media = (call.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if media == b"application/x-www-form-urlencoded" and call.header(b"content-encoding") is None:
+            agent = call.header(b"user-agent") or b"Mozilla"
+            is_page = any(call.header(name) is not None for name in (b"origin", b"sec-fetch-site", b"referer"))
+            call.facts.is_json = not is_page and not agent.lower().startswith(b"mozilla")
+        return endpoint(context, call, rest)
+
+    return asked
+
+
+_ROUTES: Final = (
     Route(
         *("POST", "/api/chat", "infer", create_chat, "Answer a conversation, as Ollama does."),
         request=OllamaChatRequest,
@@ -112,4 +133,9 @@ ROUTES: Final = (
         statuses=_REFUSALS,
         errors=OLLAMA_ERRORS,
     ),
+)
+
+
+ROUTES: Final = tuple(
+    [route._replace(endpoint=_by_programs(route.endpoint)) if route.method == "POST" else route for route in _ROUTES]
 )

@@ -179,9 +179,14 @@ class TeiInfo(msgspec.Struct, frozen=True, kw_only=True):
 _TEI_KINDS: Final = (("embed", "embedding"), ("rerank", "reranker"), ("classify", "classifier"))
 
 
+def only_encoder(context: Context, call: Call) -> ModelStatus | None:
+    """The only text model, for the first kind with exactly one; None: there is no such kind."""
+    return next((model for task, _ in _TEI_KINDS if (model := _only_model(context, call, task)) is not None), None)
+
+
 async def tei_info(context: Context, call: Call, rest: str) -> Answer:
     """GET /info: the only text model. Raises InvalidRequest, ModelNotFound, Unavailable."""
-    found = next((model for task, _ in _TEI_KINDS if (model := _only_model(context, call, task)) is not None), None)
+    found = only_encoder(context, call)
     if found is None:
         check_task(find_model(context, call, None), "embed")
     if found is None or found.info is None:

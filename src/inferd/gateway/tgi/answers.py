@@ -34,10 +34,12 @@ _NO_PARAMETERS: Final = Parameters()
 class Reply:
     """The form of an answer, as its request asks for it."""
 
-    __slots__ = ("_body", "eos", "fingerprint", "parameters", "prefix")
+    __slots__ = ("_body", "_in_list", "eos", "fingerprint", "parameters", "prefix")
 
-    def __init__(self, body: TgiGenerateRequest, model: ModelStatus) -> None:
+    def __init__(self, body: TgiGenerateRequest, model: ModelStatus, *, in_list: bool = False) -> None:
+        """``in_list``: a whole answer is the only element of a list."""
         self._body = body
+        self._in_list = in_list
         self.parameters = body.parameters or _NO_PARAMETERS
         self.prefix = body.inputs if self.parameters.return_full_text else ""
         self.eos = frozenset(model.info.eos_token_ids) if model.info is not None else frozenset()
@@ -48,7 +50,7 @@ class Reply:
         return STREAM_FORM
 
     def cache_fields(self) -> tuple[msgspec.Struct, bytes]:
-        return msgspec.structs.replace(self._body, model=None, stream=None), b""
+        return msgspec.structs.replace(self._body, model=None, stream=None), b"list" if self._in_list else b""
 
     def writer(self, call: Call) -> _TokenWriter:
         return _TokenWriter(call, self)
@@ -71,7 +73,7 @@ class Reply:
                 top_tokens=[self.top(item) for item in choice.logprobs] if top else None,
             )
         answer = Generated(text, details)
-        return encode(answer)
+        return encode([answer] if self._in_list else answer)
 
     def token(self, item: TokenLogprob | TopLogprob, text: str) -> Token:
         return Token(item.token_id, text, finite(item.logprob), item.token_id in self.eos)

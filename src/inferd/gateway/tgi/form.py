@@ -13,6 +13,9 @@ from inferd.gateway.limits import INT64_MAX, check_range, check_strings
 from inferd.gateway.tgi.wire import GrammarField, Parameters
 from inferd.types import SamplingParams
 
+MAX_STOP: Final = 16
+"""Stop sequences of a request."""
+
 MAX_NEW_TOKENS: Final = 100
 """Of a request that names none, as in text-generation-inference."""
 
@@ -45,7 +48,7 @@ def sampling_of(parameters: Parameters, *, with_tokens: bool) -> tuple[SamplingP
         check_range("seed", parameters.seed, "parameters.seed")
         chosen["seed"] = parameters.seed & INT64_MAX
     if parameters.stop:
-        check_strings("parameters.stop", parameters.stop, 16, 1024)
+        check_strings("parameters.stop", parameters.stop, MAX_STOP, 1024)
         chosen["stop"] = tuple(parameters.stop)
     top = parameters.top_n_tokens or 0
     check_range("top_logprobs", top, "parameters.top_n_tokens")

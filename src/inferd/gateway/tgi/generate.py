@@ -1,4 +1,4 @@
-"""POST /generate and /generate_stream: a text in, the text that follows it out."""
+"""POST /generate, /generate_stream and /: a text in, the text that follows it out."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ async def generate(context: Context, call: Call, rest: str) -> Answer:
     return await _answer(context, call, body, ignored, raw, is_stream=bool(body.stream))
 
 
+async def generate_compat(context: Context, call: Call, rest: str) -> Answer:
+    """POST /, the route of older clients: a whole answer comes in a list. Raises as ``generate``."""
+    body, ignored, raw = await _read(context, call)
+    return await _answer(context, call, body, ignored, raw, is_stream=bool(body.stream), in_list=True)
+
+
 async def generate_stream(context: Context, call: Call, rest: str) -> Answer:
     """POST /generate_stream. Raises as ``generate``."""
     body, ignored, raw = await _read(context, call)
@@ -48,6 +54,7 @@ async def _answer(
     raw: bytes,
     *,
     is_stream: bool,
+    in_list: bool = False,
 ) -> Answer:
     parameters = body.parameters or Parameters()
     check_supported(parameters, is_stream=is_stream)
@@ -56,7 +63,7 @@ async def _answer(
     if parameters.truncate is not None:
         check_range("truncate_prompt_tokens", parameters.truncate, "parameters.truncate")
     sampling, explicit = sampling_of(parameters, with_tokens=is_stream or bool(parameters.details))
-    model = _model(context, call, body.model)
+    model = written_by(context, call, body.model)
     call.ignored, call.stream = ignored, is_stream
     options = Options(
         stream=is_stream,
@@ -67,13 +74,18 @@ async def _answer(
     )
     prompt = TextPrompt(text=body.inputs)
     generation = Generation(model, f"tgi-{call.unique}", [prompt], sampling, explicit, options)
-    return await answer_of(context, call, GenerateWork(generation, raw, Reply(body, model)))
+    return await answer_of(context, call, GenerateWork(generation, raw, Reply(body, model, in_list=in_list)))
 
 
-def _model(context: Context, call: Call, name: str | None) -> ModelStatus:
+def writing_models(context: Context, call: Call) -> list[ModelStatus]:
+    """The models that the client may use and that write texts, as far as is known."""
+    return [s for s in visible_models(context, call.principal) if s.info is None or "generate" in s.info.tasks]
+
+
+def written_by(context: Context, call: Call, name: str | None) -> ModelStatus:
     """The model that a request names, or the only one that writes texts. Raises ModelNotFound, InvalidRequest."""
     if name is None:
-        able = [s for s in visible_models(context, call.principal) if s.info is None or "generate" in s.info.tasks]
+        able = writing_models(context, call)
         if len(able) != 1:
             names = ", ".join([status.name for status in able[:20]]) or "no model that writes texts"
             raise InvalidRequest(

@@ -7,7 +7,7 @@ from typing import Final
 from inferd.gateway.operations import TEXT_COMPLETION
 from inferd.gateway.route import Endpoint, Route
 from inferd.gateway.tgi.errors import TGI_ERRORS
-from inferd.gateway.tgi.generate import generate, generate_stream
+from inferd.gateway.tgi.generate import generate, generate_compat, generate_stream
 from inferd.gateway.tgi.wire import Generated, StreamEvent, TgiGenerateRequest
 from inferd.observe.payloads.texts import JsonTexts
 
@@ -32,5 +32,8 @@ def _route(pattern: str, endpoint: Endpoint, summary: str) -> Route:
 
 ROUTES: Final = (
     _route("/generate", generate, "Continue a text, as text-generation-inference does."),
+    _route("/", generate_compat, "The same for older clients: a whole answer comes in a list.")._replace(
+        response=list[Generated]
+    ),
     _route("/generate_stream", generate_stream, "The same as a stream of tokens."),
 )

@@ -95,6 +95,26 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     details: StreamDetails | None = None
 
 
+class TgiInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /info"""
+
+    model_id: str
+    model_dtype: str
+    model_sha: None = None
+    model_pipeline_tag: str = "text-generation"
+    max_concurrent_requests: int  # that the replicas compute together; more of them wait
+    max_best_of: int = 1
+    max_stop_sequences: int
+    max_input_tokens: int
+    max_total_tokens: int
+    max_client_batch_size: int = 1
+    validation_workers: int = 1
+    router: str = "inferd"
+    version: str
+    sha: None = None
+    docker_label: None = None
+
+
 class TgiError(msgspec.Struct, frozen=True):
     """The body of an error answer."""
 
