@@ -23,8 +23,8 @@ from inferd.benchmark.stats import Record, Summary, summarise
 from inferd.benchmark.step_profile import StepProfile
 from inferd.cli.endpoint import DEFAULT_URL, find_endpoint
 from inferd.cli.flags import Parsed
-from inferd.cli.own_server import own_server
 from inferd.cli.running.control import find_server
+from inferd.cli.running.own_server import own_server
 from inferd.cli.terminal import console, is_live, note
 from inferd.config.units import NotAllowedError
 from inferd.errors import Unavailable

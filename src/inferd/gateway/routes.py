@@ -94,7 +94,6 @@ from inferd.gateway.route import Endpoint, Route
 from inferd.gateway.tgi.generate import writing_models
 from inferd.gateway.tgi.info import info as tgi_info
 from inferd.gateway.tgi.routes import ROUTES as TGI_ROUTES
-from inferd.gateway.tgi.wire import TgiInfo
 from inferd.gateway.windows.endpoint import stream
 from inferd.gateway.windows.options import WindowOptions
 from inferd.lifecycle.actions import Changed, NewFiles
@@ -547,7 +546,7 @@ def _texts() -> tuple[Route, ...]:
         ),
         Route(
             *("GET", "/info", "models", _info, "The model, as text-embeddings-inference or TGI tells of it."),
-            response=texts.TeiInfo | TgiInfo,
+            response=texts.InfoAnswer,
             statuses=(400, *_REFUSALS, 404, 503),
             errors=TEI_ERRORS,
         ),
@@ -830,7 +829,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *JOB_ROUTES,
     *DECISION_ROUTES,
     *OLLAMA_ROUTES,
-    *TGI_ROUTES,
     *_texts(),
     _get(
         "/v1/async/{id}",
@@ -876,6 +874,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("/", _start, "A short page that says what is served.", scope="models", media=HTML_TYPE)._replace(
         page=b"console/"
     ),
+    *TGI_ROUTES,  # behind the start page, which speaks for its path
     *_console(),
     _admin("GET", "/admin/status", _status, "Models, replicas, queues, memory, the last reload.", ServerReport),
     _admin("GET", "/admin/audit", list_entries, "The newest entries of the audit log.", AuditList, 400)._replace(

@@ -203,9 +203,9 @@ class Gateway:
                 call.errors = MLFLOW_ERRORS
                 raise RouteNotFound(READ_ONLY)
             raise RouteNotFound(f"There is nothing at {printable(call.path, 200)!r}; /docs lists what there is.")
-        call.route, call.operation, call.errors = match.pattern, match.first.operation, match.first.errors
         found = match.by_method.get("GET" if call.method == "HEAD" else call.method)
         shown = match.first if found is None else found
+        call.route, call.operation, call.errors = match.pattern, shown.operation, shown.errors
         has_console = self._context.config.server.console
         if shown.of_console and not has_console and known_as is None:
             raise RouteNotFound("The console is off; server.console turns it on.")

@@ -127,7 +127,7 @@ def run(
             lines = requests_of(source, asked, name or _only_model(server, asked))
             file = _uploaded_lines(server, source, lines)
         else:
-            asked, file = first.url, _uploaded(server, source)
+            asked, file = first.url, uploaded(server, source)
         body = msgspec.json.encode({"input_file_id": file.id, "endpoint": asked, "completion_window": "24h"})
         made = server.send("/v1/batches", body, {"content-type": "application/json"})
         batch = msgspec.json.decode(made.body, type=BatchObject)
@@ -264,10 +264,10 @@ def _uploaded_lines(server: Server, source: Path, lines: Iterator[bytes]) -> Fil
         made = Path(folder) / f"{source.stem}.jsonl"
         with made.open("wb") as file:
             file.writelines(lines)
-        return _uploaded(server, made)
+        return uploaded(server, made)
 
 
-def _uploaded(server: Server, source: Path) -> FileObject:
+def uploaded(server: Server, source: Path) -> FileObject:
     """Upload a file in pieces, with a bar where it is large."""
     boundary = f"inferd-{secrets.token_hex(16)}"
     head = (

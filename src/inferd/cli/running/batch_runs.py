@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from inferd.cli.own_server import own_server
 from inferd.cli.running.control import Server, find_server
+from inferd.cli.running.own_server import own_server
 from inferd.errors import InvalidRequest
 
 _ANY_SIZE: Final = str(1 << 50)  # of a file on the caller's own disk

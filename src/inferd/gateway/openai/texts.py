@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from inferd import __version__
 from inferd.errors import InvalidRequest, Unavailable
@@ -174,6 +175,25 @@ class TeiInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_client_batch_size: int
     auto_truncate: bool
     version: str
+
+
+class InfoAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /info: of a text encoder as text-embeddings-inference tells, else as text-generation-inference does."""
+
+    model_id: str
+    model_dtype: str
+    version: str
+    model_type: dict[str, dict[str, dict[str, str]]] | UnsetType = UNSET
+    max_input_length: int | UnsetType = UNSET
+    max_batch_requests: int | UnsetType = UNSET
+    max_client_batch_size: int
+    auto_truncate: bool | UnsetType = UNSET
+    model_pipeline_tag: str | UnsetType = UNSET
+    max_concurrent_requests: int | UnsetType = UNSET
+    max_best_of: int | UnsetType = UNSET
+    max_stop_sequences: int | UnsetType = UNSET
+    max_input_tokens: int | UnsetType = UNSET
+    max_total_tokens: int | UnsetType = UNSET
 
 
 _TEI_KINDS: Final = (("embed", "embedding"), ("rerank", "reranker"), ("classify", "classifier"))
