@@ -273,6 +273,24 @@ EQUIVALENT: Final = (
         "Into which pieces the rest of a read is cut changes no answer.",
     ),
     Equivalent(
+        "http/connection.py",
+        "if size <= SLICE_BYTES:",
+        "if size < SLICE_BYTES:",
+        "A read of this size is one piece by either way.",
+    ),
+    Equivalent(
+        "http/connection.py",
+        "if length is not None and (len(length) > 6 or not length.isdigit() or int(length) > GATHER_BYTES):",
+        "if length is not None and (len(length) > 7 or not length.isdigit() or int(length) > GATHER_BYTES):",
+        "Every number of seven digits is greater than GATHER_BYTES, so the length only spares the conversion.",
+    ),
+    Equivalent(
+        "router/choosing/health.py",
+        "if len(self._members) > 1:",
+        "if len(self._members) >= 1:",
+        "A replica without peers is compared with none, so what is noted of it changes nothing.",
+    ),
+    Equivalent(
         "router/choosing/health.py",
         'if member.breaker is not None and member.breaker_state != "closed":',
         'if ((member.breaker is not None) or (member.breaker_state != "closed")):',

@@ -598,3 +598,59 @@ def test_requests_that_a_worker_does_not_compute_yet_wait() -> None:
         assert demand.in_flight == sum(min(count, INFO.max_num_seqs) for count in held)
         assert demand.in_flight + demand.waiting == 5
         assert demand.busy == sum(count > 0 for count in held)
+
+
+def end_all(machine: PoolMachine) -> None:
+    """Every worker ends every request that it holds: those it was told to cancel as cancelled."""
+    for worker in FakeSupervisor.made:
+        ends = [(name, End("cancelled" if name in worker.cancelled else "done")) for name in sorted(worker.holds)]
+        worker.holds.clear()
+        machine._do(worker.owner.worker_outputs, [Output(name, (), None, end) for name, end in ends], None)
+
+
+def test_a_replica_whose_breaker_closes_gets_its_share_slowly_again() -> None:
+    with ready_pool() as machine:
+        health, worker = machine.pool.fleet.health, FakeSupervisor.made[0]
+        since = dict(health.ready_since)
+        for _ in range(CONFIG.breaker.failures):
+            while not worker.holds:
+                machine._submit(0, 1, False, False, False, False)
+            worker.state = "starting"
+            worker.holds.clear()
+            machine._do(lambda: worker.owner.worker_lost("killed", is_machine_lost=False))
+            machine._make_ready(worker)
+        (broken,) = [member for member in machine.members if member.breaker_state == "open"]
+        at_return = health.ready_since[broken.index]
+        for _ in range(20):
+            machine.runner.run(asyncio.sleep(0.01))
+            machine._submit(0, 1, False, False, True, False)
+            machine._submit(0, 1, False, False, True, False)
+            end_all(machine)
+        assert broken.breaker_state == "closed"
+        assert health.ready_since[broken.index] > at_return
+        assert {index: at for index, at in since.items() if index != broken.index}.items() <= health.ready_since.items()
+
+
+def test_a_request_that_its_client_gives_up_says_how_slow_its_worker_is_at_least() -> None:
+    with ready_pool() as machine:
+        machine._submit(0, 1, False, False, True, False)
+        (name,) = machine.streams
+        machine.runner.run(asyncio.sleep(0.5))
+        with mock.patch.object(machine.pool.fleet.health, "waited") as waited:
+            machine._do(machine.streams[name].close)
+            end_all(machine)
+        ((member, seconds, _),) = [call.args for call in waited.call_args_list]
+        assert member.kind == "local"
+        assert 0.5 <= seconds < 1.0
+
+
+def test_a_model_that_was_never_ready_has_no_threads_and_no_cores() -> None:
+    machine = PoolMachine()
+    try:
+        assert (machine.pool.demand.num_threads, machine.pool.demand.num_cores) == (0, 0)
+        for worker in FakeSupervisor.made:
+            worker.state, worker.was_ready = "ready", True
+            machine._do(worker.owner.worker_ready, msgspec.structs.replace(INFO, num_threads=3, cores=(0, 1)))
+        assert (machine.pool.demand.num_threads, machine.pool.demand.num_cores) == (3, 2)
+    finally:
+        machine.teardown()
