@@ -269,7 +269,7 @@ EQUIVALENT: Final = (
     Equivalent(
         "http/connection.py",
         "if size - begin <= SLICE_BYTES:",
-        "if size + begin <= SLICE_BYTES:",
+        "if (size + begin) <= SLICE_BYTES:",
         "Into which pieces the rest of a read is cut changes no answer.",
     ),
     Equivalent(
