@@ -359,6 +359,12 @@ class Call:
         """The body, if all of it has arrived; None: ``read`` it."""
         return None
 
+    @property
+    def announced_bytes(self) -> int:
+        """The length of a body of which nothing was read yet; 0: it is not known. The header Content-Length may be that
+        of an earlier request with the same head."""
+        return 0
+
     async def read(self) -> tuple[bytes, bool]:
         """The next part of its body, and whether it is the last. Raises ClientLeft."""
         raise NotImplementedError(f"a call of {self.route} has no body to read")

@@ -65,6 +65,11 @@ class HttpCall(Call):
         exchange = self.exchange
         return exchange.take_body() if exchange.is_body_complete and not exchange.is_disconnected else None
 
+    @property
+    def announced_bytes(self) -> int:
+        exchange = self.exchange
+        return exchange.num_buffered if exchange.is_body_complete else exchange.announced_length
+
     async def read(self) -> tuple[bytes, bool]:
         return await self.exchange.read()
 

@@ -269,6 +269,25 @@ def test_a_file_that_is_too_large_is_refused_by_name(serving: Serving, client: o
     assert nothing_is_left(serving)
 
 
+def test_a_refused_length_is_that_of_its_request_alone(serving: Serving) -> None:
+    """The server keeps parsed heads without their lengths, for requests that arrive in one piece."""
+
+    def uploaded(content: bytes) -> int:
+        body = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        body += b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--b--\r\n' % content
+        head = (
+            b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sk-a\r\ncontent-length: %d\r\n"
+            b"content-type: multipart/form-data; boundary=b\r\n\r\n" % len(body)
+        )
+        with socket.create_connection(("127.0.0.1", serving.server.port)) as connection:
+            connection.sendall(head + body)
+            return int(connection.recv(12)[9:])
+
+    for _ in range(3):
+        assert uploaded(b"x" * (MAX_FILE * 3)) == 413
+        assert uploaded(b"x") == 200
+
+
 def test_a_tenants_bytes_are_bounded_and_its_neighbours_are_not_touched(
     serving: Serving, client: openai.OpenAI
 ) -> None:

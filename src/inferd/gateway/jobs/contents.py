@@ -66,8 +66,7 @@ async def receive(context: Context, call: Call, store: JobStore) -> Received:
 async def check_announced(call: Call, store: JobStore, rest_bytes: int) -> None:
     """Refuse a body by its announced length, before it is read. ``rest_bytes``: that it may have beside the content.
     Raises BodyTooLarge, and InvalidRequest where the tenant may not store so much."""
-    length = (call.header(b"content-length") or b"").strip()
-    announced = int(length) if length.isdigit() and len(length) <= 18 else 0
+    announced = call.announced_bytes
     if announced > store.config.max_file_bytes + rest_bytes:
         raise _too_large(store.config.max_file_bytes)
     await store.check_room(call.principal.tenant, max(0, announced - rest_bytes))
