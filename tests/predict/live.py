@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,18 +19,21 @@ class Address(NamedTuple):
 
     url: str
     grpc: str
+    pid: int
 
 
 @contextlib.contextmanager
-def serving(folder: Path, models: Mapping[str, Mapping[str, Any]], **server: object) -> Iterator[Address]:
+def serving(
+    folder: Path, models: Mapping[str, Mapping[str, Any]], *, inferd: Sequence[str] = ("-m", "inferd"), **server: object
+) -> Iterator[Address]:
     """``inferd serve`` with these models and settings, once each model is ready or has failed. ``folder`` is for its
-    configuration, state and log."""
+    configuration, state and log. ``inferd``: the arguments of Python that run it."""
     file, log = folder / "inferd.yaml", folder / "log"
     file.write_text(yaml.safe_dump({"server": {"port": 0, "reload": False, **server}, "models": {**models}}))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(folder / "state")}
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "inferd", "serve", str(file)],
+            [sys.executable, *inferd, "serve", str(file)],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -44,7 +47,7 @@ def serving(folder: Path, models: Mapping[str, Mapping[str, Any]], **server: obj
                 if found is not None:
                     break
             assert found is not None, log.read_text()[-3000:]
-            yield Address(found[1], found[2] or "")
+            yield Address(found[1], found[2] or "", process.pid)
         finally:
             process.terminate()
             process.communicate(timeout=30)

@@ -73,25 +73,26 @@ EVENTS: dict[str, Seen | Command] = {command: command for command in COMMANDS} |
     "passed unready": seen(PASSED, after_s=100, is_ready=False),
     "worse": seen(WORSE),
     "deaths": seen(deaths=3),
+    "rejected": Seen(now=NOW + 1, is_ready=False, problem="it was rejected"),
 }
 
 # . the same   ! refused   z paused   c continues   P preparing   R the next step   I inconclusive   F promoted
 # B rolled back   X aborted                                       A awaiting an approval
 #                                        promote  abort          early passed     late passed    unready  deaths
-#                    start pause resume promote  _full     undo  early    late           very late   worse
+#                    start pause resume promote  _full     undo  early    late           very late   worse   rejected
 TABLE = """
-pending                P     !     !       !      !     !    !     .    .    .    .    .        .     .    .
-preparing              !     z     !       !      !     X    !     R    R    R    R    R        .     R    B
-preparing paused       !     !     c       !      !     X    !     .    .    .    .    .        .     .    B
-running                !     z     !       R      F     X    !     .    .    I    R    I        .     B    B
-running paused         !     !     c       R      F     X    !     .    .    .    .    .        .     B    B
-inconclusive           !     z     !       R      F     X    !     .    R    .    R    R        .     B    B
-inconclusive paused    !     !     c       R      F     X    !     .    .    .    .    .        .     B    B
-awaiting_approval      !     z     !       R      F     X    !     .    .    .    .    .        .     B    B
-awaiting_approval paused  !  !     c       R      F     X    !     .    .    .    .    .        .     B    B
-promoted               !     !     !       !      !     !    X     .    .    .    .    .        .     .    .
-rolled_back            P     !     !       !      !     !    !     .    .    .    .    .        .     .    .
-aborted                P     !     !       !      !     !    !     .    .    .    .    .        .     .    .
+pending                P     !     !       !      !     !    !     .    .    .    .    .        .     .    .     .
+preparing              !     z     !       !      !     X    !     R    R    R    R    R        .     R    B     B
+preparing paused       !     !     c       !      !     X    !     .    .    .    .    .        .     .    B     B
+running                !     z     !       R      F     X    !     .    .    I    R    I        .     B    B     B
+running paused         !     !     c       R      F     X    !     .    .    .    .    .        .     B    B     B
+inconclusive           !     z     !       R      F     X    !     .    R    .    R    R        .     B    B     B
+inconclusive paused    !     !     c       R      F     X    !     .    .    .    .    .        .     B    B     B
+awaiting_approval      !     z     !       R      F     X    !     .    .    .    .    .        .     B    B     B
+awaiting_approval paused  !  !     c       R      F     X    !     .    .    .    .    .        .     B    B     B
+promoted               !     !     !       !      !     !    X     .    .    .    .    .        .     .    .     B
+rolled_back            P     !     !       !      !     !    !     .    .    .    .    .        .     .    .     .
+aborted                P     !     !       !      !     !    !     .    .    .    .    .        .     .    .     .
 """
 
 

@@ -88,7 +88,8 @@ class Draw(NamedTuple):
 def draw(
     models: Mapping[str, ModelConfig], name: str, unit: str, is_able: Callable[[str], bool] = lambda entry: True
 ) -> Draw:
-    """The entry that serves a request for the model ``name``, by its versions' weights; without weights its own.
+    """The entry that serves a request for the model ``name``, by its versions' weights; its own without weights, and
+    where no version that is there has one.
 
     Equal ``unit``s (a session, a user) get equal versions. The versions divide an interval in order of age, so that a
     change of weights moves as few units as possible. ``is_able`` leaves out versions that cannot serve at all.
@@ -101,6 +102,8 @@ def draw(
         for version, entry in versions_of(models, name).items()
         if (weight := config.versions.weights.get(version, 0.0)) > 0
     ]
+    if not there:
+        return Draw(name)
     shares = [share for share in there if is_able(share[0])] or there
     digest = hashlib.blake2b(f"{name}\0{unit}".encode(errors="surrogatepass"), digest_size=8).digest()
     point = int.from_bytes(digest, "big") / 2**64 * sum(weight for _, weight in shares)

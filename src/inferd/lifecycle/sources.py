@@ -8,6 +8,7 @@ digest in ``verify``, so that the loader compares what it loads with it. Nothing
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -17,7 +18,8 @@ import msgspec
 
 from inferd.config import Config, ModelConfig
 from inferd.config.versioning import RegistryConfig, VerifyConfig
-from inferd.errors import InferdError, ModelLoadError, StateUnavailable
+from inferd.config.versions import versions_of
+from inferd.errors import InferdError, ModelLoadError, ModelNotFound, StateUnavailable
 from inferd.lifecycle import registry
 from inferd.lifecycle.mlflow_references import MlflowReferences, Showing
 from inferd.lifecycle.registry import Version
@@ -27,6 +29,8 @@ from inferd.state.folder import data_folder, make_folder
 from inferd.state.open import open_database
 
 PREFIX: Final = "registry:"
+
+_log = logging.getLogger("inferd.lifecycle")
 
 
 def _silently(title: str) -> AbstractContextManager[Progress]:
@@ -43,6 +47,7 @@ class References:
         self._seen: Mapping[str, str] = {}  # digests, by reference
         self._mlflow = MlflowReferences()
         self._registered: dict[tuple[str, str], str] = {}  # NAME@NUMBER, by the entry and its digest
+        self._rejected: dict[str, str] = {}  # NAME@NUMBER, by the entries that were left out
 
     def resolved(self, config: Config, showing: Showing = _silently) -> Config:
         """The configuration with files instead of references. ``showing`` shows the progress of downloads. Raises
@@ -50,6 +55,7 @@ class References:
         cannot be used."""
         problems: list[str] = []
         with self._lock:
+            config = self._without_rejected(config)
             models = {
                 **config.models,
                 **self._of_registry(config, problems),
@@ -60,8 +66,9 @@ class References:
         return msgspec.structs.replace(config, models=models) if models != config.models else config
 
     def registered(self, config: Config) -> dict[str, str]:
-        """The versions, as NAME@NUMBER, by the names of their entries in a configuration that ``resolved`` has made."""
-        found = {}
+        """The versions, as NAME@NUMBER, by the names of their entries in a configuration that ``resolved`` has made, and
+        of those that it has left out."""
+        found = dict(self._rejected)
         for entry, model in config.models.items():
             digest = None if model.verify is None else model.verify.digest
             if digest is not None and (entry, digest) in self._registered:
@@ -77,6 +84,35 @@ class References:
     def look_soon(self) -> None:
         """Ask the MLflow server at the next ``have_changed``. Does not block."""
         self._mlflow.look_soon()
+
+    def _without_rejected(self, config: Config) -> Config:
+        """The configuration without new versions of rollouts that were rejected before this server has loaded them. The
+        rollouts stay, and go back. Raises ConfigError, StateUnavailable."""
+        self._rejected = {}
+        new = {
+            entry: name
+            for name, model in config.models.items()
+            if model.rollout is not None
+            and (entry := versions_of(config.models, name)[str(model.rollout.new)]) != name
+            and config.models[entry].source.startswith(PREFIX)
+            and entry not in {loaded for loaded, _ in self._registered}
+        }
+        if not new:
+            return config
+        models = dict(config.models)
+        with contextlib.closing(_opened(config)) as database:
+            for entry, name in new.items():
+                version = _found(database, models[entry].source)
+                if version is None or version.record.stage != "rejected":
+                    continue
+                del models[entry]
+                self._rejected[entry] = f"{version.name}@{version.version}"
+                _log.error(
+                    "models.%s is not loaded: %s was rejected (%s). Version %s of %s serves everything; remove "
+                    "models.%s and the rollout, or name another version.",
+                    *(entry, self._rejected[entry], version.record.reason, models[name].version, name, entry),
+                )
+        return msgspec.structs.replace(config, models=models)
 
     def _of_registry(self, config: Config, problems: list[str]) -> dict[str, ModelConfig]:
         """The models that come from the registry, with their files."""
@@ -136,10 +172,22 @@ def _counter(database: Database) -> int:
         return number(transaction, "registry")
 
 
+def _named(database: Database, source: str) -> Version:
+    """The version that a source names. Raises ModelNotFound, StateUnavailable."""
+    name, _, ref = source.removeprefix(PREFIX).partition("@")
+    return registry.find(database, name, ref or "production")
+
+
+def _found(database: Database, source: str) -> Version | None:
+    try:
+        return _named(database, source)
+    except ModelNotFound:
+        return None
+
+
 def _version(database: Database, source: str, settings: RegistryConfig) -> Version:
     """Raises ModelNotFound, and ModelLoadError for a version that may not be served."""
-    name, _, ref = source.removeprefix(PREFIX).partition("@")
-    found = registry.find(database, name, ref or "production")
+    found = _named(database, source)
     word = f"{found.name}@{found.version}"
     if found.record.stage == "rejected":
         raise ModelLoadError(

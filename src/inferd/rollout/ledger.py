@@ -31,6 +31,8 @@ _UNITS: Final[Mapping[Population, str]] = {"": "", "copies": "#copies", "golden"
 MAX_CHANGES: Final = 100
 """Changes that are read at a time."""
 
+_CHANGE: Final = "number, at, actor, progress, readings"
+
 _encode = msgspec.json.encode
 _progress_decoder: Final = msgspec.json.Decoder(Progress)
 _readings_decoder: Final = msgspec.json.Decoder(tuple[Reading, ...])
@@ -113,7 +115,7 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     living: frozenset[str]  # gateways
     stored: dict[str, Stored]
     sums: dict[str, Sums]  # of this gateway, after its batches
-    decided: tuple[tuple[str, Change], ...] = ()  # the changes that were made in this exchange
+    has_decided: bool = False  # a change was made in this exchange
 
 
 def exchange(
@@ -145,7 +147,7 @@ def exchange(
         with database.reading() as transaction:
             version = number(transaction, "rollouts")
             stored = {local.plan.name: read(transaction, presence, local.plan, stages) for local in rollouts}
-    decided: list[tuple[str, Change]] = []
+    has_decided = False
     for local in rollouts:
         plan, found = local.plan, stored[local.plan.name]
         if _observed(plan, found, now()) is found.progress:
@@ -155,12 +157,11 @@ def exchange(
         except (InvalidRequest, ModelNotFound) as error:
             why = f"the registry refuses it: {error.message}"
             change = _decide(database, presence, plan, functools.partial(_held, now=now(), why=why), now())
-        if change is not None:
-            decided.append((plan.name, change))
+        has_decided = has_decided or change is not None
         with database.reading() as transaction:
             version = number(transaction, "rollouts")
             stored[plan.name] = read(transaction, presence, plan, stages)
-    return Exchanged(version=version, living=living, stored=stored, sums=sums, decided=tuple(decided))
+    return Exchanged(version=version, living=living, stored=stored, sums=sums, has_decided=has_decided)
 
 
 def _decide(
@@ -180,7 +181,7 @@ def _decide(
         if progress is found.progress:
             return None
         stages.follow(transaction, plan, found.progress, progress, found.verdict, "server")
-        change = store(transaction, plan.name, progress, found.verdict, now, "server")
+        change = store(transaction, plan.name, progress, found.verdict, now, "server", presence.id)
         next_number(transaction, "rollouts")
     return change
 
@@ -207,10 +208,9 @@ def command(
 
 def withdraw(
     database: Database, presence: Presence, plans: Sequence[Plan], now: float, why: str, stages: Stages = NoStages()
-) -> list[tuple[str, Change]]:
-    """End rollouts that the configuration has no more; the changes, by the rollouts' names. Raises
-    StateUnavailable."""
-    changes = []
+) -> None:
+    """End rollouts that the configuration has no more. Raises StateUnavailable."""
+    has_changed = False
     with database.transaction() as transaction:
         transaction.lock()
         for plan in plans:
@@ -218,34 +218,59 @@ def withdraw(
             progress = withdrawn(found.progress, now, why)
             if progress is not found.progress:
                 stages.follow(transaction, plan, found.progress, progress, found.verdict, "config-file")
-                change = store(transaction, plan.name, progress, found.verdict, now, "config-file")
-                changes.append((plan.name, change))
-        if changes:
+                store(transaction, plan.name, progress, found.verdict, now, "config-file", presence.id)
+                has_changed = True
+        if has_changed:
             next_number(transaction, "rollouts")
-    return changes
+
+
+def unrecorded(database: Database, presence: Presence) -> list[tuple[str, Change]]:
+    """The changes whose lines in the audit log this gateway is to write, by the rollouts' names: its own, and those of
+    gateways that have died before they wrote them. Raises StateUnavailable."""
+    with database.reading() as transaction:
+        if not transaction.rows("SELECT 1 FROM rollout_unrecorded LIMIT 1"):
+            return []
+    with database.transaction() as transaction:
+        transaction.lock()
+        living = presence.members(transaction).living
+        for (gateway,) in transaction.rows("SELECT DISTINCT gateway FROM rollout_unrecorded"):
+            if gateway not in living:
+                transaction.execute(
+                    "UPDATE rollout_unrecorded SET gateway = ? WHERE gateway = ?", (presence.id, gateway)
+                )
+        rows = transaction.rows(
+            f"SELECT name, {_CHANGE} FROM rollout_unrecorded NATURAL JOIN rollout_changes WHERE gateway = ? "
+            "ORDER BY name, number",
+            (presence.id,),
+        )
+    return [(msgspec.convert(name, str), _change(row)) for name, *row in rows]
+
+
+def set_recorded(database: Database, name: str, number: int) -> None:
+    """The audit log has the line of a change. Raises StateUnavailable."""
+    with database.transaction() as transaction:
+        transaction.execute("DELETE FROM rollout_unrecorded WHERE name = ? AND number = ?", (name, number))
 
 
 def changes_of(database: Database, name: str) -> list[Change]:
     """The last changes of a rollout, the newest first. Raises StateUnavailable."""
     with database.reading() as transaction:
         rows = transaction.rows(
-            "SELECT number, at, actor, progress, readings FROM rollout_changes WHERE name = ? "
-            f"ORDER BY number DESC LIMIT {MAX_CHANGES}",
-            (name,),
+            f"SELECT {_CHANGE} FROM rollout_changes WHERE name = ? ORDER BY number DESC LIMIT {MAX_CHANGES}", (name,)
         )
-    found = []
-    for row in rows:
-        count, at, actor, progress, readings = msgspec.convert(row, tuple[int, float, str, bytes, bytes])
-        found.append(
-            Change(
-                number=count,
-                at=at,
-                actor=actor,
-                progress=_progress_decoder.decode(progress),
-                readings=_readings_decoder.decode(readings),
-            )
-        )
-    return found
+    return [_change(row) for row in rows]
+
+
+def _change(row: Sequence[Value]) -> Change:
+    """A change from its columns ``_CHANGE``."""
+    count, at, actor, progress, readings = msgspec.convert(row, tuple[int, float, str, bytes, bytes])
+    return Change(
+        number=count,
+        at=at,
+        actor=actor,
+        progress=_progress_decoder.decode(progress),
+        readings=_readings_decoder.decode(readings),
+    )
 
 
 # -- inside a transaction -----------------------------------------------------------------------
@@ -284,8 +309,17 @@ def read(transaction: Transaction, presence: Presence, plan: Plan, stages: Stage
     )
 
 
-def store(transaction: Transaction, name: str, progress: Progress, verdict: Verdict, now: float, actor: str) -> Change:
-    """Write a changed progress, and the line of the change."""
+def store(
+    transaction: Transaction,
+    name: str,
+    progress: Progress,
+    verdict: Verdict,
+    now: float,
+    actor: str,
+    recorder: str = "",
+) -> Change:
+    """Write a changed progress, and the line of the change. ``recorder``: the gateway that is to write the change into
+    its audit log afterwards; empty: the command that has asked for it does."""
     encoded = _encode(progress)
     transaction.execute(
         "INSERT INTO rollouts (name, progress) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET "
@@ -300,6 +334,10 @@ def store(transaction: Transaction, name: str, progress: Progress, verdict: Verd
         "INSERT INTO rollout_changes (name, number, at, actor, progress, readings) VALUES (?, ?, ?, ?, ?, ?)",
         (name, change.number, now, actor, encoded, _encode(verdict.readings)),
     )
+    if recorder:
+        transaction.execute(
+            "INSERT INTO rollout_unrecorded (name, number, gateway) VALUES (?, ?, ?)", (name, change.number, recorder)
+        )
     if progress.state not in ACTIVE or progress.state == "preparing":
         transaction.execute("DELETE FROM rollout_units WHERE name = ?", (name,))
     return change

@@ -7,7 +7,8 @@
                                                            awaiting_approval -promote-> running
 
 Evidence against the new version, or deaths of its workers, lead from each active state to ``rolled_back``, also while
-the rollout is paused. The operator's abort leads to ``aborted``, and undo leads there from ``promoted``. Too little
+the rollout is paused. A version that must not serve at all is rolled back from ``promoted``, too. The operator's abort
+leads to ``aborted``, and undo leads there from ``promoted``. Too little
 evidence leads to no rollback: ``inconclusive`` waits, for a time if the plan limits it.
 
 ``Progress`` is all that a rollout knows beside its plan and its counts. It is stored whole at each change, so a server
@@ -79,13 +80,13 @@ def observed(plan: Plan, progress: Progress, seen: Seen) -> Progress:
     state = progress.state
     if state == "pending" and plan.starts_itself and not progress.is_paused:
         return _started(plan, progress, seen.now, "the configuration starts it")
+    if seen.problem and (state in ACTIVE or state == "promoted"):
+        return _left(progress, "rolled_back", seen.now, seen.problem)
     if state not in ACTIVE:
         return progress
     if seen.deaths >= plan.max_deaths:
         died = f"{seen.deaths} workers of version {plan.new} died, and {plan.max_deaths} withdraw it"
         return _left(progress, "rolled_back", seen.now, died)
-    if seen.problem:
-        return _left(progress, "rolled_back", seen.now, seen.problem)
     worse = seen.verdict.worse
     if worse is not None and state in JUDGED:
         return _left(progress, "rolled_back", seen.now, reading_text(worse))

@@ -20,7 +20,7 @@ import msgspec
 from inferd import clock
 from inferd.compare.golden import GoldenItem
 from inferd.config import Config
-from inferd.config.versions import rollout_warnings, versions_of
+from inferd.config.versions import rollout_warnings
 from inferd.errors import InferdError, InvalidRequest, StateUnavailable
 from inferd.events import (
     Assigned,
@@ -171,6 +171,8 @@ class Rollouts:
         self._splits: dict[str, Split] = {}
         self._wake = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
+        self._recording = asyncio.Lock()
+        self._living: frozenset[str] | None = None  # gateways when each change had its line; None: not each has
 
     # -- what is wanted ------------------------------------------------------------------------
 
@@ -292,7 +294,7 @@ class Rollouts:
     async def _keep(self) -> None:
         while True:
             self._wake.clear()
-            if self._here or self._gone:
+            if self._here or self._gone or self._living is None:
                 try:
                     await self.look()
                 except StateUnavailable as error:
@@ -335,22 +337,30 @@ class Rollouts:
             )
             if is_current and len(here) == len(self._here):  # else the configuration has changed meanwhile
                 self._use(found)
-        for name, change in found.decided:
-            await self._record(name, change)
-        if found.decided:
+        if found.has_decided:
+            self._living = None  # the changes have no lines yet
             self._wake.set()  # another change may follow at once
+        if found.living != self._living:
+            await self._record_changes()
+            self._living = found.living
+
+    async def _record_changes(self) -> None:
+        """Have the audit log tell the changes that no command asked for: those that were made here, and those of
+        gateways that have died before. A gateway that dies between the line and the row has it told twice."""
+        async with self._recording:
+            changes = await self._state.call(lambda database: ledger.unrecorded(database, self._presence))
+            for name, change in changes:
+                await self._record(name, change)
+                await self._state.call(functools.partial(ledger.set_recorded, name=name, number=change.number))
 
     async def _withdraw(self) -> None:
         if not self._gone:
             return
         gone, why = self._gone, "the configuration does not have it any more"
         now = self._now()
-        changes = await self._state.call(
-            lambda database: ledger.withdraw(database, self._presence, gone, now, why, self._stages)
-        )
+        await self._state.call(lambda database: ledger.withdraw(database, self._presence, gone, now, why, self._stages))
         self._gone = [plan for plan in self._gone if plan not in gone]
-        for name, change in changes:
-            await self._record(name, change)
+        self._living = None  # the ends have no lines yet
 
     def _local(self, here: _Here) -> Local:
         is_ready = self._is_ready(self._entry(here.plan))
@@ -576,11 +586,11 @@ class Rollouts:
 
 def _registered(plan: Plan, config: Config, registered: Mapping[str, str]) -> Plan:
     """The plan with the versions of the registry that it is about."""
-    entries = versions_of(config.models, plan.model)
+    split = split_of(plan, Progress(), config)
     return msgspec.structs.replace(
         plan,
-        registered_stable=registered.get(entries[plan.stable], ""),
-        registered_new=registered.get(entries[plan.new], ""),
+        registered_stable=registered.get(split.stable_entry, ""),
+        registered_new=registered.get(split.new_entry, ""),
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from inferd.compare.answers import Tolerance
 from inferd.config import Config
-from inferd.config.versions import versions_of
+from inferd.config.versions import entry_of, versions_of
 from inferd.rollout.machine import JUDGED, Progress
 from inferd.rollout.plan import Plan
 
@@ -39,10 +39,11 @@ class Split(NamedTuple):
 
 
 def split_of(plan: Plan, progress: Progress, config: Config) -> Split:
-    """The split that a rollout's progress asks for. The configuration has both versions."""
+    """The split that a rollout's progress asks for. The configuration has the stable version, and the new one unless
+    that must not be served."""
     entries = versions_of(config.models, plan.model)
     is_counted = progress.state in JUDGED
-    stable, new = entries[plan.stable], entries[plan.new]
+    stable, new = entries[plan.stable], entries.get(plan.new, entry_of(plan.model, plan.new))
     return Split(
         plan.name,
         progress.run,

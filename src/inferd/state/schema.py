@@ -115,6 +115,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE TABLE jobs_owner (one BIGINT PRIMARY KEY, id TEXT NOT NULL)",
         "CREATE INDEX batches_open ON batches (created_at) WHERE ended_at IS NULL",
     ),
+    (
+        # Changes of rollouts that no audit log has yet, and the server that is to write their lines.
+        "CREATE TABLE rollout_unrecorded (name TEXT NOT NULL, number BIGINT NOT NULL, gateway TEXT NOT NULL, "
+        "PRIMARY KEY (name, number))",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)
