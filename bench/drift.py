@@ -17,29 +17,39 @@ Kolmogorov-Smirnov or chi-squared test of each window at 5 %.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from scipy.stats import chi2_contingency, ks_2samp  # type: ignore[import-untyped]
 
 from bench.chart import Line, lines
-from inferd.drift.cells import Cells, Value, chosen_cells
+from inferd.config import DriftStream
+from inferd.drift.cells import Value
+from inferd.drift.mean import Vector
 from inferd.drift.monitors import DAY_S
 from inferd.drift.psi import psi
-from inferd.drift.windows import SIZES, Counted, Windows
+from inferd.drift.reference import Collection
+from inferd.drift.windows import SIZES, Baseline, Windows
+from inferd.predict.facts import features_of
 
 FIRST: Final = 10_000
-PILOT: Final = FIRST // 20
+BATCH: Final = 50
+POOL: Final = 20_000
+"""Embeddings whose features are computed; draws are from these, with replacement."""
+
+TOPICS: Final = 20
+SIZE: Final = 384
 WINDOW: Final = 1000
 DAYS: Final = 30.0
 RATE: Final = 1.0 / (DAYS * DAY_S)
 
-Draw = Callable[[np.random.Generator, int], Sequence[Value]]
+Draw = Callable[[np.random.Generator, int], Sequence[Value | Vector]]
 
 
 class Case(NamedTuple):
@@ -78,6 +88,26 @@ def zipf(count: int) -> Draw:
     return labels(*(weights / weights.sum()).tolist())
 
 
+@functools.cache
+def pool(new_topic: float) -> list[list[float]]:
+    """Features of embeddings around the centres of topics, whose shares are as of Zipf; ``new_topic``: the share of one
+    more."""
+    random = np.random.default_rng(20)
+    centres = random.standard_normal((TOPICS + 1, SIZE)) + 0.7 * random.standard_normal(SIZE)
+    shares = (1.0 - new_topic) / np.arange(1, TOPICS + 1) / (1.0 / np.arange(1, TOPICS + 1)).sum()
+    which = random.choice(TOPICS + 1, size=POOL, p=[*shares, new_topic])
+    rows = centres[which] + 0.8 * random.standard_normal((POOL, SIZE))
+    return [np.frombuffer(features_of(row), np.float32).tolist() for row in rows]
+
+
+def embeddings(new_topic: float = 0.0) -> Draw:
+    def draw(random: np.random.Generator, size: int) -> Sequence[Vector]:
+        found = pool(new_topic)
+        return [found[index] for index in random.integers(0, POOL, size)]
+
+    return draw
+
+
 CASES: Final = (
     Case("two labels, 100,000 requests", labels(0.9, 0.1), 100_000),
     Case("two labels, one of 0.1 %, 100,000", labels(0.999, 0.001), 100_000),
@@ -85,6 +115,7 @@ CASES: Final = (
     Case("a number, 100,000", normal(), 100_000),
     Case("lengths, 100,000", geometric(80.0), 100_000),
     Case("a number, 16,000", normal(), 16_000),
+    Case("embeddings, 100,000", embeddings(), 100_000),
 )
 CHANGES: Final = (
     Change("a label from 10 % to 20 %", labels(0.9, 0.1), labels(0.8, 0.2), 3_000),
@@ -95,19 +126,19 @@ CHANGES: Final = (
     Change("a number by 0.1 deviations", normal(), normal(0.1), 32_000),
     Change("a deviation from 1 to 1.25", normal(), normal(0.0, 1.25), 5_000),
     Change("lengths of 80 tokens to 100", geometric(80.0), geometric(100.0), 5_000),
+    Change("embeddings, 10 % of a new topic", embeddings(), embeddings(0.1), 5_000),
+    Change("embeddings, 3 % of a new topic", embeddings(), embeddings(0.03), 50_000),
 )
 
 
-def reference_of(random: np.random.Generator, draw: Draw) -> Counted:
-    """As the server takes one: the first values choose the cells, the others are counted."""
-    cells = chosen_cells(draw(random, PILOT))
-    return Counted(cells, tuple(counted(cells, draw(random, FIRST - PILOT))))
-
-
-def counted(cells: Cells, values: Sequence[Value]) -> list[int]:
-    counts = [0] * len(cells)
-    cells.count(values, counts)
-    return counts
+def reference_of(random: np.random.Generator, draw: Draw) -> Baseline[Any]:
+    """As the server takes one: the first values choose the cells, or tell the spread, and the others are counted."""
+    values = draw(random, FIRST)
+    stream: DriftStream = "score" if isinstance(values[0], float | str) else "embedding"
+    collection = Collection(FIRST)
+    for begin in range(0, FIRST, BATCH):
+        collection.add(BATCH, {stream: values[begin : begin + BATCH]})
+    return collection.streams(least=1)[stream].baseline
 
 
 def quiet_alarms(random: np.random.Generator, case: Case, runs: int) -> list[int]:

@@ -62,7 +62,7 @@ class RequestEnded(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     priority: int = 0
     num_preemptions: int = 0
-    facts: Facts | None = None  # of a prediction, where its model's drift is watched
+    facts: Facts | None = None  # where its model's drift is watched, from a worker of this server
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True):
@@ -330,7 +330,8 @@ class DriftRead(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     size: int  # values of the window
     is_smallest: bool  # of the sizes of windows
-    psi: float
+    measure: Literal["psi", "mmd"]
+    distance: float  # in that measure
     is_alarm: bool
     is_drifting: bool  # the last window of any size was an alarm
     is_news: bool  # that has just changed

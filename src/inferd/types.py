@@ -385,15 +385,28 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     retry_after_s: float | None = None  # when trying again makes sense; None: unknown
 
 
-class Facts(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers of one prediction, for its model's drift: of its first row, because the rows of a request are alike."""
+NUM_FEATURES: Final = 32
+"""Features of an embedding in the facts of an answer."""
 
-    rows: int = 1
+CallsFact = Literal["", "none", "valid", "unmatched", "unchecked", "cut"]
+"""What an answer to a request with tools has: no call; calls that match their schemas; a call that does not match a
+schema that is not enforced; calls that nothing validates; or calls in an answer that ``max_tokens`` or a stop string
+has ended. Empty: the request has no tools, or it is not known."""
+
+
+class Facts(msgspec.Struct, frozen=True, array_like=True):
+    """Facts of one answer, for its model's drift. Of a prediction the numbers are of its first row, because the rows of
+    a request are alike; of a generated text they are of its first choice."""
+
+    rows: int = 1  # 0: it is a generated text
     input: float | None = None  # the mean of the first input of numbers
     is_missing: bool | None = None  # an input has a NaN; None: no input has floats
     label: str = ""  # a declared label, or the number of a class; empty: it is no classification
     score: float | None = None  # the largest of the classes
     output: float | None = None  # a few outputs: their mean; many: a fixed projection of them
+    embedding: bytes = b""  # of many outputs: NUM_FEATURES float32 of their direction; see ``predict/facts.py``
+    is_refusal: bool | None = None  # a text begins as refusals do
+    calls: CallsFact = ""
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
@@ -406,7 +419,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
     engine: EngineTimes | None = None  # of a generated text; None: no engine of this server prepared it
     routing: Routing | None = None  # set by the router
-    facts: Facts | None = None  # of a prediction, where its model's drift is watched
+    facts: Facts | None = None  # where its model's drift is watched, from a worker of this server
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx
 import onnx
@@ -99,7 +100,7 @@ def test_what_does_not_verify_is_not_loaded_and_disturbs_no_other_model(
 
 
 @pytest.mark.parametrize("server", [{}, {"memory_bytes": 120_000_000}], ids=["beside", "in turn"])
-def test_files_that_do_not_verify_replace_nothing_that_serves(tmp_path: Path, server: dict[str, int]) -> None:
+def test_files_that_do_not_verify_replace_nothing_that_serves(tmp_path: Path, server: dict[str, Any]) -> None:
     """With memory for two workers, and where the old one has to leave before the new one is loaded."""
     folder, private = tmp_path / "m", private_pem(tmp_path, key())
     folder.mkdir()

@@ -15,9 +15,9 @@ values = st.one_of(st.lists(numbers, min_size=1), st.lists(st.text(max_size=2), 
 
 
 def counted(cells: Cells, of: list[Value]) -> list[int]:
-    counts = [0] * len(cells)
+    counts = [0.0] * len(cells)
     cells.count(of, counts)
-    return counts
+    return [int(count) for count in counts]
 
 
 @given(values, st.data())

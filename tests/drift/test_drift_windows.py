@@ -95,7 +95,7 @@ def test_a_change_is_found_and_named_and_ends() -> None:
     assert windows.is_drifting
     assert windows.num_alarms == 2, "the window of 4,000 that ends with it is one too"
     assert reading.p <= reading.level == pytest.approx(1e-6 * 100 / 3)
-    assert reading.psi > reading.psi_by_chance
+    assert reading.distance > reading.by_chance
     assert "% of the last 1,000, and in" in reading.sentence
     assert reading.sentence.startswith(("is 'a' in 4", "is 'a' in 5", "is 'b' in 4", "is 'b' in 5"))
     windows.add(drawn((0.7, 0.3), 16_000), 500.0)
@@ -106,6 +106,6 @@ def test_a_change_is_found_and_named_and_ends() -> None:
 def test_a_change_below_min_psi_is_no_alarm() -> None:
     counted, window = Counted(NAMES, (5000, 5000, 0)), (600, 400, 0)
     assert read(counted, window, 1e-3, 0.0).is_alarm
-    index = read(counted, window, 1e-3, 0.0).psi
+    index = read(counted, window, 1e-3, 0.0).distance
     assert read(counted, window, 1e-3, index).is_alarm
     assert not read(counted, window, 1e-3, index * 1.01).is_alarm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from array import array
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from inferd.events import DriftForgotten, DriftRead, Event, RequestEnded
 from inferd.state.database import Database
 from inferd.state.open import open_database
 from inferd.state.thread import StateThread
-from inferd.types import Facts, Usage
+from inferd.types import NUM_FEATURES, Facts, Usage
 
 DRIFT = {"enabled": True, "first": 1000, "window": 100, "false_alarm_days": 1}
 
@@ -278,17 +279,24 @@ def test_every_stream_is_read_of_the_requests_that_have_it() -> None:
     predicted = msgspec.structs.replace(
         predicted, facts=Facts(rows=4, input=0.5, is_missing=True, label="a", score=0.9, output=2.0)
     )
-    found = {name: read([generated, predicted, answered()]) for name, read in READERS.items()}
+    vector = array("f", [0.25] * NUM_FEATURES)
+    embedded = msgspec.structs.replace(answered(), facts=Facts(output=2.5, embedding=vector.tobytes()))
+    refused = msgspec.structs.replace(answered(), facts=Facts(rows=0, is_refusal=True, calls="cut"))
+    asked = [generated, predicted, answered(), embedded, refused]
+    found = {name: read(asked) for name, read in READERS.items()}
     assert found == {
         "input_tokens": [7, 3],
         "output_tokens": [9],
         "finish_reason": ["stop"],
-        "rows": [4],
+        "refusal": ["yes"],
+        "calls": ["cut"],
+        "rows": [4, 1],
         "input": [0.5],
         "missing": ["yes"],
         "label": ["a"],
         "score": [0.9],
-        "output": [2.0],
+        "output": [2.0, 2.5],
+        "embedding": [vector],
     }
 
 
@@ -307,3 +315,33 @@ def test_the_rate_of_a_model_is_divided_among_its_streams(start: Callable[[], Se
         server.ask(100)
         levels += sum(stream.readings[0].level for stream in server.monitors.report("m").streams if stream.readings)
     assert levels == pytest.approx((server.clock[0] - begun) / 86_400 / 3, rel=0.05), "a third is of the smallest size"
+
+
+def test_embeddings_that_lie_elsewhere_are_found_by_their_mean_and_the_reference_is_a_file(
+    start: Callable[[], Server], tmp_path: Path
+) -> None:
+    server = start()
+    server.monitors.configure(config("1"), {})
+
+    def ask(count: int, shift: float) -> None:
+        for _ in range(count):
+            server.clock[0] += 1.0
+            vector = array("f", [server.random.gauss(shift, 0.1) for _ in range(NUM_FEATURES)])
+            facts = Facts(embedding=vector.tobytes())
+            server.monitors.ended(msgspec.structs.replace(answered(), facts=facts))
+
+    ask(1000 + BATCH, 0.0)
+    assert set(server.monitors.reference("m").streams) == {"rows", "embedding"}
+    ask(1600, 0.0)
+    assert server.drifting() == set()
+    ask(200, 0.05)
+    assert server.drifting() == {"embedding"}
+    (stream,) = [one for one in server.monitors.report("m").streams if one.stream == "embedding"]
+    assert stream.measure == "mmd"
+    assert stream.readings[0].distance > stream.readings[0].by_chance
+    told = [event for event in server.events if isinstance(event, DriftRead) and event.is_news]
+    assert told[-1].sentence == "embedding of the last 100 lie elsewhere than those of the reference"
+    path = tmp_path / "saved"
+    path.write_bytes(msgspec.json.encode(server.monitors.reference("m")))
+    saved = config("1", reference=str(path))
+    assert read_references(saved)["m"] == server.monitors.reference("m")

@@ -23,6 +23,7 @@ GOOD: dict[str, Any] = {
         "score": {"edges": [0.5, 0.9], "counts": [1, 2, 6]},
     },
 }
+MEAN: dict[str, Any] = {"num": 9, "sums": [0.5] * 32, "spread": {"trace": 1.0, "square": 1.0, "fourth": 1.0}}
 
 
 def changed(stream: str, **fields: object) -> dict[str, Any]:
@@ -80,6 +81,11 @@ def test_no_file_is_read_for_a_model_that_is_not_watched(tmp_path: Path) -> None
         (changed("score", edges=[0.9, 0.5]), "finite numbers that grow"),
         (changed("score", edges=[0.5, "x"]), "float"),
         (changed("score", edges=[], counts=[5]), "at least 2"),
+        (changed("score", mean=MEAN), "mean is for the stream embedding"),
+        (changed("embedding", edges=[1.0], counts=[1, 2]), "mean is for the stream embedding"),
+        (changed("embedding", mean={**MEAN, "num": 0}), "a num of 1 or more"),
+        (changed("embedding", mean={**MEAN, "sums": [0.5]}), "32 sums"),
+        (changed("embedding", mean={**MEAN, "spread": {"trace": -1, "square": 1, "fourth": 1}}), "0 or more"),
     ],
 )
 def test_what_is_no_reference_is_refused_with_its_setting(tmp_path: Path, document: object, said: str) -> None:

@@ -172,7 +172,7 @@ def test_a_server_with_bad_files_serves_the_good_ones(tmp_path: Path) -> None:
         (tmp_path / f"{name}.onnx").write_bytes(data)
         models[name] = {"source": str(tmp_path / f"{name}.onnx")}
     models["thief"] = {"source": str(identity(inside / "thief.onnx", secret="../secret.bin"))}
-    with serving(tmp_path, models) as (url, _):
+    with serving(tmp_path, models) as (url, _, _):
         for name in models:
             answer = asked(url, name)
             assert answer.status_code == (200 if name == "good" else 503), (name, answer.text)

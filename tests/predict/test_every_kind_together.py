@@ -47,7 +47,7 @@ def server(booster: xgboost.Booster, tmp_path_factory: pytest.TempPathFactory) -
     (folder / "mine.py").write_text(
         "class Longest:\n    def predict(self, texts: list[str]) -> str:\n        return max(texts, key=len)\n"
     )
-    with serving(folder, models, memory_bytes=4 << 30) as (url, _):
+    with serving(folder, models, memory_bytes=4 << 30) as (url, _, _):
         yield url
 
 

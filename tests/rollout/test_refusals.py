@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.rollout.test_copies import GENERATE, FakeRouter, Reader
 
-from inferd.rollout.refusals import is_refusal, reading_refusals
+from inferd.compare.refusals import is_refusal
+from inferd.rollout.refusals import reading_refusals
 from inferd.types import Delta, End, Output
 
 

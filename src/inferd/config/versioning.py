@@ -394,7 +394,18 @@ class RegistryConfig(Section, frozen=True, kw_only=True):
 
 
 DriftStream = Literal[
-    "input_tokens", "output_tokens", "finish_reason", "rows", "input", "missing", "label", "score", "output"
+    "input_tokens",
+    "output_tokens",
+    "finish_reason",
+    "refusal",
+    "calls",
+    "rows",
+    "input",
+    "missing",
+    "label",
+    "score",
+    "output",
+    "embedding",
 ]
 """A stream that may be watched. A model has those of its kind."""
 
@@ -437,7 +448,13 @@ class DriftConfig(Section, frozen=True, kw_only=True):
     ] = 30.0
     min_psi: Annotated[
         float,
-        Meta(description="A change whose population stability index is smaller is no alarm. 0: any change is.", ge=0),
+        Meta(
+            description=(
+                "A change whose population stability index is smaller is no alarm. 0: any change is. It does not hold "
+                "for the stream embedding, which has no such index."
+            ),
+            ge=0,
+        ),
     ] = 0.0
     watch: Annotated[
         tuple[DriftStream, ...], Meta(description="The streams that are watched. Empty: all that the model has.")

@@ -37,7 +37,7 @@ class Cells(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.edges or self.names or ()) + 1
 
-    def count(self, values: Sequence[Value], counts: list[int]) -> None:
+    def count(self, values: Sequence[Value], counts: list[float]) -> None:
         """Add values to the counts of the cells, which are as many as the cells."""
         if self.edges is not None:
             edges = self.edges

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,8 +19,9 @@ from inferd.config import Config, DriftConfig, DriftStream
 from inferd.config.versions import base_of
 from inferd.drift import rows
 from inferd.drift.cells import Value
+from inferd.drift.mean import Vector, vector_of
 from inferd.drift.reference import Collection, Reference
-from inferd.drift.windows import Reading, Windows
+from inferd.drift.windows import Measure, Reading, Windows
 from inferd.errors import InvalidRequest, StateUnavailable
 from inferd.events import DriftForgotten, DriftRead, Emit, RequestEnded
 from inferd.state.thread import StateThread
@@ -31,11 +32,17 @@ BATCH: Final = 64
 
 DAY_S: Final = 86_400.0
 
-READERS: Final[Mapping[DriftStream, Callable[[Sequence[RequestEnded]], list[Value]]]] = {
+READERS: Final[Mapping[DriftStream, Callable[[Sequence[RequestEnded]], Sequence[Value | Vector]]]] = {
     "input_tokens": lambda events: [event.usage.prompt_tokens for event in events if event.usage.prompt_tokens],
     "output_tokens": lambda events: [event.usage.completion_tokens for event in events if event.finish_reasons],
     "finish_reason": lambda events: [event.finish_reasons[0] for event in events if event.finish_reasons],
-    "rows": lambda events: [facts.rows for event in events if (facts := event.facts) is not None],
+    "refusal": lambda events: [
+        "yes" if facts.is_refusal else "no"
+        for event in events
+        if (facts := event.facts) is not None and facts.is_refusal is not None
+    ],
+    "calls": lambda events: [facts.calls for event in events if (facts := event.facts) is not None and facts.calls],
+    "rows": lambda events: [facts.rows for event in events if (facts := event.facts) is not None and facts.rows],
     "input": lambda events: [
         facts.input for event in events if (facts := event.facts) is not None and facts.input is not None
     ],
@@ -51,6 +58,9 @@ READERS: Final[Mapping[DriftStream, Callable[[Sequence[RequestEnded]], list[Valu
     "output": lambda events: [
         facts.output for event in events if (facts := event.facts) is not None and facts.output is not None
     ],
+    "embedding": lambda events: [
+        vector_of(facts.embedding) for event in events if (facts := event.facts) is not None and facts.embedding
+    ],
 }
 """The values of requests for each stream; a request without one is left out."""
 
@@ -61,8 +71,8 @@ class DriftReading(msgspec.Struct, frozen=True, kw_only=True):
     """The last window of one size, compared with the reference."""
 
     size: int  # its values
-    psi: float
-    psi_by_chance: float  # what the index is below in 95 of 100 windows without a change
+    distance: float  # from the reference, in the stream's measure
+    by_chance: float  # what it is below in 95 of 100 windows without a change
     p: float  # of such a difference without a change; an alarm at ``level`` or below
     level: float
     is_alarm: bool
@@ -73,6 +83,7 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
     """One stream of a version of a model."""
 
     stream: str
+    measure: Measure  # psi: of counts; mmd: of embeddings
     is_drifting: bool  # the last window of any size was an alarm
     alarms: int  # windows, since the server started or the reference changed
     readings: list[DriftReading]  # the smallest window first
@@ -112,7 +123,7 @@ class _Version:
         self.version = version
         self.model = model
         self.takes_reference = entry == model.name
-        self.windows: dict[DriftStream, Windows] = {}
+        self.windows: dict[DriftStream, Windows[Any]] = {}
         self.was_drifting: set[str] = set()
         self.pending: list[RequestEnded] = []  # not counted yet
 
@@ -125,8 +136,7 @@ class _Version:
         streams = [name for name in reference.streams if not config.watch or name in config.watch]
         for name in streams:
             rate = 1.0 / (config.false_alarm_days * DAY_S * len(streams))
-            counted = reference.streams[name].counted
-            self.windows[name] = Windows(counted, config.window, rate, config.min_psi, now)
+            self.windows[name] = Windows(reference.streams[name].baseline, config.window, rate, config.min_psi, now)
 
 
 class Monitors:
@@ -202,7 +212,7 @@ class Monitors:
         now = self._now()
         for name, windows in version.windows.items():
             for readings in windows.add(READERS[name](events), now):
-                self._tell(version, name, windows.is_drifting, readings)
+                self._tell(version, name, windows, readings)
 
     def _collect(self, version: _Version, events: Sequence[RequestEnded]) -> None:
         model = version.model
@@ -228,8 +238,8 @@ class Monitors:
                 version.watch(self._now())
                 self._emit(DriftForgotten(model=version.entry))
 
-    def _tell(self, version: _Version, stream: str, is_drifting: bool, readings: Sequence[Reading]) -> None:
-        was = stream in version.was_drifting
+    def _tell(self, version: _Version, stream: str, windows: Windows[Any], readings: Sequence[Reading]) -> None:
+        was, is_drifting = stream in version.was_drifting, windows.is_drifting
         if is_drifting:
             version.was_drifting.add(stream)
         else:
@@ -242,7 +252,8 @@ class Monitors:
                     stream=stream,
                     size=reading.size,
                     is_smallest=reading is readings[0],
-                    psi=reading.psi,
+                    measure=windows.reference.measure,
+                    distance=reading.distance,
                     is_alarm=reading.is_alarm,
                     is_drifting=is_drifting,
                     is_news=reading is told and was != is_drifting,
@@ -355,6 +366,7 @@ def _report(version: _Version) -> DriftReport:
         streams=[
             StreamReport(
                 stream=name,
+                measure=windows.reference.measure,
                 is_drifting=windows.is_drifting,
                 alarms=windows.num_alarms,
                 readings=[DriftReading(**reading._asdict()) for reading in windows.last],

@@ -1,6 +1,6 @@
 """A reference: the counts of each stream of a model, taken from its first requests, and its file.
 
-The file is JSON: counts, edges and names of labels, and no values.
+The file is JSON: counts, edges and names of labels, the sums of embeddings' features, and no values.
 """
 
 from __future__ import annotations
@@ -8,29 +8,34 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from inferd.config import Config, DriftStream
 from inferd.config.versions import base_of
 from inferd.drift.cells import Cells, Value, chosen_cells
-from inferd.drift.windows import Counted
+from inferd.drift.mean import MIN_VECTORS, Mean, Spreading, Vector, add_vectors
+from inferd.drift.windows import Averaged, Baseline, Counted
 from inferd.errors import ConfigError
+from inferd.types import NUM_FEATURES
 
 PILOT_PART: Final = 20  # of a reference: its first 5 % choose the cells
 MAX_FILE_BYTES: Final = 1 << 20
 
 
 class StreamReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``counts``: values in each cell."""
+    """Either ``counts``, the values in each cell, with ``edges`` or ``names``; or the ``mean`` of vectors."""
 
     edges: tuple[float, ...] | None = None
     names: tuple[str, ...] | None = None
-    counts: tuple[int, ...]
+    counts: tuple[int, ...] = ()
+    mean: Mean | None = None
 
     @property
-    def counted(self) -> Counted:
+    def baseline(self) -> Baseline[Any]:
+        if self.mean is not None:
+            return Averaged(self.mean)
         return Counted(Cells(edges=self.edges, names=self.names), self.counts)
 
 
@@ -51,7 +56,7 @@ def decode_reference(encoded: bytes) -> Reference:
     """A reference that was written here. Raises msgspec.ValidationError, and ValueError for what is none."""
     reference = _decoder.decode(encoded)
     for name, stream in reference.streams.items():
-        problem = _problem(stream)
+        problem = _problem(name, stream)
         if problem:
             raise ValueError(f"streams.{name}: {problem}")
     if not reference.streams:
@@ -59,7 +64,11 @@ def decode_reference(encoded: bytes) -> Reference:
     return reference
 
 
-def _problem(stream: StreamReference) -> str | None:
+def _problem(name: DriftStream, stream: StreamReference) -> str | None:
+    if (stream.mean is not None) != (name == "embedding"):
+        return "mean is for the stream embedding, and for no other"
+    if stream.mean is not None:
+        return stream.mean.problem
     if (stream.edges is None) == (stream.names is None):
         return "it needs either edges or names"
     edges = stream.edges or ()
@@ -102,15 +111,52 @@ def _read(path: Path) -> Reference:
     return decode_reference(encoded)
 
 
-class _Collected:
-    """The values of one stream, and their counts once the cells are chosen."""
+class _Cells:
+    """The reference of numbers or names on its way: the first values choose the cells, and are dropped."""
 
-    __slots__ = ("cells", "counts", "values")
+    def __init__(self, pilot: int) -> None:
+        self._pilot = pilot
+        self._values: list[Value] = []
+        self._cells: Cells | None = None
+        self._counts: list[float] = []
 
-    def __init__(self) -> None:
-        self.values: list[Value] = []
-        self.cells: Cells | None = None
-        self.counts: list[int] = []
+    def add(self, values: Sequence[Value]) -> None:
+        if self._cells is not None:
+            self._cells.count(values, self._counts)
+            return
+        self._values += values
+        if len(self._values) >= self._pilot:
+            self._cells = chosen_cells(self._values)
+            self._counts = [0] * len(self._cells)
+            self._values = []
+
+    def reference(self, least: int) -> StreamReference | None:
+        cells = self._cells
+        if cells is None or sum(self._counts) < least:
+            return None
+        return StreamReference(edges=cells.edges, names=cells.names, counts=tuple(int(count) for count in self._counts))
+
+
+class _Vectors:
+    """The reference of vectors on its way: the first ones tell their spread, the others are added up."""
+
+    def __init__(self, pilot: int) -> None:
+        self._pilot = max(pilot, MIN_VECTORS)
+        self._spreading = Spreading()
+        self._sums = [0.0] * NUM_FEATURES
+        self._num = 0
+
+    def add(self, values: Sequence[Vector]) -> None:
+        if self._spreading.num < self._pilot:
+            self._spreading.add(values)
+            return
+        add_vectors(values, self._sums)
+        self._num += len(values)
+
+    def reference(self, least: int) -> StreamReference | None:
+        if self._num < least:
+            return None
+        return StreamReference(mean=Mean(num=self._num, sums=tuple(self._sums), spread=self._spreading.spread()))
 
 
 class Collection:
@@ -120,31 +166,23 @@ class Collection:
         self.wanted = requests
         self.seen = 0
         self._pilot = requests // PILOT_PART
-        self._streams: dict[DriftStream, _Collected] = {}
+        self._streams: dict[DriftStream, _Cells | _Vectors] = {}
 
-    def add(self, requests: int, values: Mapping[DriftStream, Sequence[Value]]) -> bool:
-        """Count the values of so many requests, by stream; whether these were the last that are wanted."""
+    def add(self, requests: int, values: Mapping[DriftStream, Sequence[Any]]) -> bool:
+        """Count the values of so many requests, by stream; whether these were the last that are wanted. Of the stream
+        ``embedding`` they are vectors, of the others numbers or names."""
         for name, of_stream in values.items():
             if not of_stream:
                 continue
             stream = self._streams.get(name)
             if stream is None:
-                stream = self._streams[name] = _Collected()
-            if stream.cells is not None:
-                stream.cells.count(of_stream, stream.counts)
-                continue
-            stream.values += of_stream
-            if len(stream.values) >= self._pilot:
-                stream.cells = chosen_cells(stream.values)
-                stream.counts = [0] * len(stream.cells)
-                stream.values = []
+                stream = _Vectors(self._pilot) if name == "embedding" else _Cells(self._pilot)
+                self._streams[name] = stream
+            stream.add(of_stream)
         self.seen += requests
         return self.seen >= self.wanted
 
     def streams(self, least: int) -> dict[DriftStream, StreamReference]:
         """The streams with at least ``least`` counted values."""
-        return {
-            name: StreamReference(edges=one.cells.edges, names=one.cells.names, counts=tuple(one.counts))
-            for name, one in self._streams.items()
-            if one.cells is not None and sum(one.counts) >= least
-        }
+        found = {name: stream.reference(least) for name, stream in self._streams.items()}
+        return {name: reference for name, reference in found.items() if reference is not None}

@@ -16,10 +16,11 @@ share one reference. A busy model has many windows with low levels, and an idle 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from inferd.drift.cells import Cells, Compared, Value, compared, num_compared
 from inferd.drift.exact import is_near, tail
+from inferd.drift.mean import Mean, Vector, add_vectors
 from inferd.drift.psi import by_chance, psi
 
 SIZES: Final = (1, 4, 16)
@@ -29,11 +30,90 @@ MAX_LEVEL: Final = 0.01
 """A window after a long pause is tested at no higher level."""
 
 
+Measure = Literal["psi", "mmd"]
+"""How large a change is: the population stability index of counts, or the maximum mean discrepancy of vectors."""
+
+
+class Reading(NamedTuple):
+    """A window that was tested."""
+
+    size: int  # its values
+    distance: float  # of the stream's measure
+    by_chance: float  # what the distance is below in 95 of 100 windows without a change
+    p: float
+    level: float
+    is_alarm: bool
+    sentence: str  # what differs most; empty: nothing does
+
+
+V = TypeVar("V", contravariant=True)
+
+
+class Baseline(Protocol[V]):
+    """The reference of one stream, with which the sums of a window are compared."""
+
+    @property
+    def measure(self) -> Measure: ...
+    @property
+    def num_sums(self) -> int: ...
+    def add(self, values: Sequence[V], sums: list[float]) -> None:
+        """Add values to the sums of a window."""
+        ...
+
+    def read(self, size: int, sums: Sequence[float], level: float, min_psi: float) -> Reading:
+        """Test a window of ``size`` values at a level."""
+        ...
+
+
 class Counted(NamedTuple):
-    """The reference of one stream: how many values are in each cell."""
+    """Of a stream of numbers or names: how many values are in each cell. The sums of a window are counts."""
 
     cells: Cells
     counts: tuple[int, ...]
+
+    @property
+    def measure(self) -> Measure:
+        return "psi"
+
+    @property
+    def num_sums(self) -> int:
+        return len(self.cells)
+
+    def add(self, values: Sequence[Value], sums: list[float]) -> None:
+        self.cells.count(values, sums)
+
+    def read(self, size: int, sums: Sequence[float], level: float, min_psi: float) -> Reading:
+        """A change with a smaller index than ``min_psi`` is no alarm."""
+        return read(self, [int(count) for count in sums], level, min_psi)
+
+
+class Averaged(NamedTuple):
+    """Of a stream of vectors: their mean. ``min_psi`` is of no meaning there."""
+
+    mean: Mean
+
+    @property
+    def measure(self) -> Measure:
+        return "mmd"
+
+    @property
+    def num_sums(self) -> int:
+        return len(self.mean.sums)
+
+    def add(self, values: Sequence[Vector], sums: list[float]) -> None:
+        add_vectors(values, sums)
+
+    def read(self, size: int, sums: Sequence[float], level: float, min_psi: float) -> Reading:
+        found = self.mean.compare(size, sums)
+        return Reading(
+            size=size,
+            distance=found.distance,
+            by_chance=found.by_chance,
+            p=found.p,
+            level=level,
+            is_alarm=found.p <= level,
+            sentence=f"of the last {size:,} lie elsewhere than those of the reference" if found.p < 0.05 else "",
+        )
 
 
 class Finding(NamedTuple):
@@ -41,18 +121,6 @@ class Finding(NamedTuple):
 
     p: float  # of the most extreme set, times the number of sets; 1: all are as by chance
     most: Compared | None  # that set
-
-
-class Reading(NamedTuple):
-    """A window that was tested."""
-
-    size: int  # its values
-    psi: float
-    psi_by_chance: float
-    p: float
-    level: float
-    is_alarm: bool
-    sentence: str  # what differs most; empty: nothing does
 
 
 def compare(reference: Counted, window: Sequence[int]) -> Finding:
@@ -82,8 +150,8 @@ def read(reference: Counted, window: Sequence[int], level: float, min_psi: float
         )
     return Reading(
         size=now,
-        psi=index,
-        psi_by_chance=by_chance(before, now, len(reference.cells)),
+        distance=index,
+        by_chance=by_chance(before, now, len(reference.cells)),
         p=found.p,
         level=level,
         is_alarm=found.p <= level and index >= min_psi,
@@ -94,39 +162,39 @@ def read(reference: Counted, window: Sequence[int], level: float, min_psi: float
 class _Size:
     """The open window of one size."""
 
-    __slots__ = ("closed_at", "counts", "last", "num_windows")
+    __slots__ = ("closed_at", "last", "num_windows", "sums")
 
-    def __init__(self, num_cells: int, now: float) -> None:
-        self.counts = [0] * num_cells
-        self.num_windows = 0  # of the configured size, in ``counts``
+    def __init__(self, num_sums: int, now: float) -> None:
+        self.sums = [0.0] * num_sums
+        self.num_windows = 0  # of the configured size, in ``sums``
         self.closed_at = now
         self.last: Reading | None = None
 
 
-class Windows:
+class Windows(Generic[V]):
     """The windows of one stream at one version of a model."""
 
-    __slots__ = ("_counts", "_min_psi", "_num_values", "_rate", "_size", "_sizes", "num_alarms", "reference")
+    __slots__ = ("_min_psi", "_num_values", "_rate", "_size", "_sizes", "_sums", "num_alarms", "reference")
 
-    def __init__(self, reference: Counted, size: int, rate: float, min_psi: float, now: float) -> None:
+    def __init__(self, reference: Baseline[V], size: int, rate: float, min_psi: float, now: float) -> None:
         """``size``: values of the smallest window. ``rate``: false alarms per second of this stream."""
         self.reference = reference
         self._size = size
         self._rate = rate
         self._min_psi = min_psi
-        self._sizes = [_Size(len(reference.cells), now) for _ in SIZES]
-        self._counts = [0] * len(reference.cells)  # of the open smallest window
+        self._sizes = [_Size(reference.num_sums, now) for _ in SIZES]
+        self._sums = [0.0] * reference.num_sums  # of the open smallest window
         self._num_values = 0
         self.num_alarms = 0  # windows
 
-    def add(self, values: Sequence[Value], now: float) -> list[list[Reading]]:
+    def add(self, values: Sequence[V], now: float) -> list[list[Reading]]:
         """Count values, and test the windows that they fill: for each smallest window the readings of all sizes that
         were full with it, the smallest first."""
         closed = []
         begin = 0
         while begin < len(values):
             part = values[begin : begin + self._size - self._num_values]
-            self.reference.cells.count(part, self._counts)
+            self.reference.add(part, self._sums)
             self._num_values += len(part)
             begin += len(part)
             if self._num_values == self._size:
@@ -136,18 +204,18 @@ class Windows:
     def _close(self, now: float) -> list[Reading]:
         readings = []
         for size, multiple in zip(self._sizes, SIZES, strict=True):
-            for cell, count in enumerate(self._counts):
-                size.counts[cell] += count
+            for place, value in enumerate(self._sums):
+                size.sums[place] += value
             size.num_windows += 1
             if size.num_windows < multiple:
                 continue
             level = min(MAX_LEVEL, self._rate * max(0.0, now - size.closed_at) / len(SIZES))
-            size.last = read(self.reference, size.counts, level, self._min_psi)
+            size.last = self.reference.read(self._size * multiple, size.sums, level, self._min_psi)
             size.closed_at = now
-            size.counts, size.num_windows = [0] * len(self._counts), 0
+            size.sums, size.num_windows = [0.0] * len(self._sums), 0
             self.num_alarms += size.last.is_alarm
             readings.append(size.last)
-        self._counts, self._num_values = [0] * len(self._counts), 0
+        self._sums, self._num_values = [0.0] * len(self._sums), 0
         return readings
 
     @property

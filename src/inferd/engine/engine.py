@@ -15,6 +15,7 @@ from torch import Tensor
 
 from inferd import clock, ends
 from inferd.checkpoints.text.tokenizer import Owner
+from inferd.engine.answer_facts import AnswerFacts
 from inferd.engine.answer_scoring import AnswerScoring
 from inferd.engine.beam_search import BeamSearch
 from inferd.engine.generation import Choice, Generation
@@ -48,13 +49,16 @@ class Engine:
         scheduler: Scheduler,
         sampler: Sampler,
         speculation: Speculation | None = None,
+        facts: bool = False,
     ) -> None:
+        """``facts``: ends have facts, as the model's drift is watched."""
         self._info = info
         self._preparer = preparer
         self._runner = runner
         self._scheduler = scheduler
         self._sampler = sampler
         self._speculation = speculation
+        self._has_facts = facts
         self._generations: dict[str, Generation] = {}
         self._beams: dict[str, BeamSearch] = {}
         self._scorings: dict[str, AnswerScoring] = {}
@@ -113,6 +117,9 @@ class Engine:
             raise ends.duplicate(request.id)
         account = Account(self._ledger, request.arrived_at + prepared.tokenized_s)
         generation = Generation(prepared, self._preparer.tokenizer, self._info.max_model_len, account)
+        if self._has_facts:
+            parsing = prepared.parsing
+            generation.facts = AnswerFacts(has_tools=parsing is not None and parsing.tools is not None)
         if generation.deadline_at is not None and generation.deadline_at <= now:
             raise ends.too_late(request, has_begun=False)
         root = Sequence(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from inferd.checkpoints.answers.parser import AnswerParser, Parts
 from inferd.checkpoints.text.detokenizer import Detokenizer
 from inferd.checkpoints.text.tokenizer import Tokenizer
+from inferd.engine.answer_facts import AnswerFacts
 from inferd.engine.answer_scoring import AnswerScoring
 from inferd.engine.prepare import Prepared
 from inferd.engine.sampler import Sampled
@@ -27,6 +28,7 @@ from inferd.types import (
     Delta,
     DeltaKind,
     End,
+    Facts,
     FinishReason,
     Output,
     PromptReport,
@@ -240,6 +242,7 @@ class Generation:
     first_token_at: float | None = None
     has_reported: bool = False
     scoring: AnswerScoring | None = None  # of a request that scores answers
+    facts: AnswerFacts | None = None  # None: the model's drift is not watched
 
     @property
     def id(self) -> str:
@@ -302,6 +305,8 @@ class Generation:
                 choice.push(token_id, self.prepared, self.max_model_len)
         choice.skip_sent()
         self.has_reported = True
+        if self.facts is not None:
+            self.facts.is_whole = False
 
     def push(self, sequence: Sequence, sampled: Sampled, now: float) -> Choice:
         """Append a token to a sequence and add it to its choice."""
@@ -343,6 +348,8 @@ class Generation:
                 deltas += choice.news(i, want_logprobs)
         if not deltas and not finished:
             return None
+        if self.facts is not None:
+            self.facts.hear(deltas)
         return Output(self.id, tuple(deltas), self._report(), self.end("done", now) if finished else None)
 
     def _best(self) -> list[Choice]:
@@ -404,7 +411,14 @@ class Generation:
             error.to_failure() if error is not None else None,
             self.num_preemptions,
             self.account.close(now),
+            facts=self._facts() if outcome == "done" else None,
         )
+
+    def _facts(self) -> Facts | None:
+        if self.facts is None or self.prepared.answers is not None:
+            return None
+        guide = self._best()[0].guide
+        return self.facts.facts(None if guide is None else guide.num_unmatched)
 
     @property
     def _num_prompt_computed(self) -> int:

@@ -138,6 +138,7 @@ def create_backend(
         scheduler=scheduler,
         sampler=Sampler(checkpoint.num_tokens),
         speculation=_speculation(config, scheduler, memory.arena, draft, checkpoint.num_tokens, device),
+        facts=config.drift.enabled,
     )
     if weight_cache is not None:
         weight_cache.finish()  # writes in the background; before this point it would take cores from loading

@@ -368,9 +368,12 @@ def _drift(s: Scope) -> Row:
         "Drift",
         (
             Panel(
-                "Population stability index",
+                "Population stability index, MMD",
                 "none",
-                ((f"max by ({both}) ({s.series(m.DRIFT_PSI)})", "{{model}} {{stream}}"),),
+                (
+                    (f"max by ({both}) ({s.series(m.DRIFT_PSI)})", "{{model}} {{stream}}"),
+                    (f"max by ({both}) ({s.series(m.DRIFT_MMD)})", "{{model}} {{stream}} MMD"),
+                ),
                 "Of the last window against the reference. Chance alone makes it more than 0: inferd drift show.",
             ),
             Panel(

@@ -188,7 +188,8 @@ def drift_level(event: DriftRead) -> str:
 def drift_line(event: DriftRead, wall_s: float) -> str:
     """The line of a stream that has begun, or ceased, to differ from its reference."""
     line: JSON = {"ts": timestamp(wall_s), "level": drift_level(event), "event": "drift", "model": event.model}
-    line |= {"stream": event.stream, "drifting": event.is_drifting, "size": event.size, "psi": round(event.psi, 4)}
+    line |= {"stream": event.stream, "drifting": event.is_drifting, "size": event.size}
+    line |= {event.measure: round(event.distance, 4)}
     return encoded({**line, "sentence": event.sentence if event.is_drifting else ""})
 
 

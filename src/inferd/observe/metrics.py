@@ -662,6 +662,13 @@ DRIFT_PSI = Metric(
     ("model", "stream"),
     "DriftRead",
 )
+DRIFT_MMD = Metric(
+    "inferd_drift_mmd",
+    "Maximum mean discrepancy of the embeddings of the last smallest window against the reference. Chance alone makes "
+    "it more than 0.",
+    ("model", "stream"),
+    "DriftRead",
+)
 DRIFT_DETECTED = Metric(
     "inferd_drift_detected",
     "1 if the last window of any size differs from the reference by more than chance, else 0.",

@@ -483,7 +483,7 @@ class Observer:
             case DriftRead():
                 self._drift_read(event)
             case DriftForgotten():
-                for metric in (m.DRIFT_PSI, m.DRIFT_DETECTED):
+                for metric in (m.DRIFT_PSI, m.DRIFT_MMD, m.DRIFT_DETECTED):
                     self._store.clear(metric, self._model(event.model))
             case Scaled():
                 self._scaled(event)
@@ -517,7 +517,7 @@ class Observer:
     def _drift_read(self, event: DriftRead) -> None:
         labels, value = (self._model(event.model), event.stream), self._store.value
         if event.is_smallest:
-            value(m.DRIFT_PSI, *labels).set(event.psi)
+            value(m.DRIFT_PSI if event.measure == "psi" else m.DRIFT_MMD, *labels).set(event.distance)
         value(m.DRIFT_DETECTED, *labels).set(int(event.is_drifting))
         value(m.DRIFT_WINDOWS, *labels).add()
         value(m.DRIFT_ALARMS, *labels).add(int(event.is_alarm))

@@ -6,6 +6,7 @@ is one that the model declares, or the number of a class. Knows arrays and contr
 
 from __future__ import annotations
 
+import functools
 from math import isfinite
 from typing import Any, Final, SupportsFloat
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inferd.predict.contract import Array, Contract, Tensors
-from inferd.types import Facts, TensorSpec
+from inferd.types import NUM_FEATURES, Facts, TensorSpec
 
 Numbers = npt.NDArray[Any]
 
@@ -23,9 +24,39 @@ FEW: Final = 16
 MAX_VALUES: Final = 4096
 """Values of a row that are read."""
 
+SCALES: Final = (0.5, 1.0)
+"""Widths of the Gaussian kernels, in distances on the unit sphere. Each has a half of the features."""
+
 _FLOATS: Final = frozenset({"FP16", "FP32", "FP64"})
 _SIGNS: Final[npt.NDArray[np.float64]] = np.where(np.random.default_rng(0).random(MAX_VALUES) < 0.5, -1.0, 1.0)
 """The direction of the projection: the same in every version of a model and in every process."""
+
+
+@functools.cache
+def _frequencies() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """The frequencies [NUM_FEATURES, MAX_VALUES] and phases [NUM_FEATURES] of the features: the same in every version
+    of a model and in every process."""
+    random = np.random.default_rng(1)
+    widths = np.repeat(SCALES, NUM_FEATURES // len(SCALES))[:, None]
+    drawn = random.standard_normal((NUM_FEATURES, MAX_VALUES)) / widths
+    return drawn.astype(np.float32), random.uniform(0, 2 * np.pi, NUM_FEATURES).astype(np.float32)
+
+
+def features_of(row: Numbers) -> bytes:
+    """Random Fourier features of the direction of a row of numbers: ``NUM_FEATURES`` float32, each between -0.25 and
+    0.25. Empty where the row has no direction.
+
+    The scalar product of two rows' features approximates the mean of two Gaussian kernels of their directions (A.
+    Rahimi and B. Recht, "Random Features for Large-Scale Kernel Machines", 2007). The length of a row does not matter:
+    the stream ``output`` sees that. No embedding can be computed from so few features.
+    """
+    values = row.astype(np.float32)
+    length = float(np.linalg.norm(values))
+    if not isfinite(length) or length == 0.0:
+        return b""
+    frequencies, phases = _frequencies()
+    angles = frequencies[:, : values.size] @ (values / np.float32(length)) + phases
+    return (np.cos(angles) * np.float32(np.sqrt(2.0 / NUM_FEATURES))).astype(np.float32).tobytes()
 
 
 class FactsReader:
@@ -67,12 +98,15 @@ class FactsReader:
                     found = _mean(row) if row.size else None
             mean = found if mean is None else mean
         label, score = self._classified(outputs)
-        output = None
+        output, embedding = None, b""
         if self._number is not None:
             row = self._row(outputs.get(self._number))
-            if row is not None:
-                output = _mean(row) if row.size <= FEW else _finite(np.dot(row.astype(np.float64), _SIGNS[: row.size]))
-        return Facts(rows, mean, is_missing, label, score, output)
+            if row is not None and row.size <= FEW:
+                output = _mean(row)
+            elif row is not None:
+                output = _finite(np.dot(row.astype(np.float64), _SIGNS[: row.size]))
+                embedding = features_of(row)
+        return Facts(rows, mean, is_missing, label, score, output, embedding)
 
     def _classified(self, outputs: Tensors) -> tuple[str, float | None]:
         row = None if self._scores is None else self._row(outputs.get(self._scores.name))

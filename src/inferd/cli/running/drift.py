@@ -83,8 +83,8 @@ def _line(stream: StreamReport) -> str:
         return f"{stream.stream:<14} no window is full yet"
     shown = next((one for one in reversed(stream.readings) if one.is_alarm), stream.readings[0])
     line = (
-        f"{stream.stream:<14} {'DRIFTS' if stream.is_drifting else 'ok':<7} PSI {shown.psi:.4f} "
-        f"(by chance up to {shown.psi_by_chance:.4f})"
+        f"{stream.stream:<14} {'DRIFTS' if stream.is_drifting else 'ok':<7} {stream.measure.upper()} "
+        f"{shown.distance:.4f} (by chance up to {shown.by_chance:.4f})"
     )
     return f"{line}\n    {shown.sentence}" if stream.is_drifting else line
 
