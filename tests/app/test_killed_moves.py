@@ -11,6 +11,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +19,8 @@ import httpx
 import pytest
 from tests.app import mortal_server
 from tests.app.test_registry_served import adding, answer, done
+from tests.experiments.books import Tally
+from tests.experiments.client import Client
 from tests.predict.live import Address, serving
 from tests.worker.watching import is_running, until_now
 
@@ -106,13 +109,13 @@ class Site:
         """The status of the answer; 0: the server died before it."""
         assert self.server is not None
         port = self.server.url.rpartition(":")[2]
-        transport = httpx.HTTPTransport(uds=str(self.folder / "state" / "run" / f"{port}.sock"))
+        operator = Client(str(self.folder / "state" / "run" / f"{port}.sock"), 0, Tally())
         body = {"reason": "so", **({"full": True} if move is PROMOTE else {})}
-        with httpx.Client(transport=transport, base_url="http://inferd", timeout=60) as client:
-            try:
-                return client.post(move.path, json=body).status_code
-            except httpx.TransportError:
-                return 0
+        try:
+            return operator.post(move.path, body).status
+        except (OSError, HTTPException):
+            until_now(lambda: not self.is_alive(), "the server is dead", 60)
+            return 0
 
     def carry_out(self, move: Move, die_at: str = "0 nothing", *, after_s: float | None = None) -> None:
         """Have the server die at a point of the move, if it has that one, or some time after it was asked for, and come
