@@ -131,10 +131,10 @@ class Reading(NamedTuple):
                     f"{field} cannot be true in a batch; leave it out.",
                 )
         if self.model is not None and read.model != self.model and self.endpoint != MESSAGES:
+            asked = "no model is named" if read.model is None else f"the model is {_shown(read.model)}"
             return _fault(
                 *(line, name, "mismatched_model", "body.model"),
-                f"the model is {_shown(read.model or '')}, and the first request of the file asks {_shown(self.model)}; "
-                "make a batch for each model.",
+                f"{asked}, and the first request of the file asks {_shown(self.model)}; make a batch for each model.",
             )
         return Question(line, name, body, read.model)
 
