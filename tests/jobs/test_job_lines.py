@@ -75,7 +75,7 @@ def test_a_line_that_is_too_long_is_passed_over() -> None:
         (line(body={"model": "m", "stream": True}), "unsupported_value", "body.stream"),
         (line(body={"model": "m", "background": True}), "unsupported_value", "body.background"),
         (line(body={"model": "other"}), "mismatched_model", "body.model"),
-        (line(body={}), "mismatched_model", "body.model"),
+        (line(body={"prompt": "a"}), "mismatched_model", "body.model"),
         (line("first"), "duplicate_custom_id", "custom_id"),
     ],
 )
