@@ -29,7 +29,6 @@ from inferd.gateway.anthropic.batch_wire import (
     request_decoder,
 )
 from inferd.gateway.body.decode import decode
-from inferd.gateway.body.decode_cost import CHEAP_BYTES
 from inferd.gateway.call import Answer, Call, Pieces, Response, require_json
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, printable, shown
@@ -153,9 +152,8 @@ class _Requests:
         return self._digest.digest()
 
     async def take(self, data: bytes) -> None:
-        self._digest.update(data)
-        for element in self._elements.feed(data):
-            await self.content.add(await self._line(element))
+        # A piece has hundreds of requests, which would hold up the event loop.
+        await self.content.add(await asyncio.to_thread(self._lines, data))
 
     async def finish(self) -> list[str]:
         """All of the body was taken: the names of the fields that had no effect. Raises InvalidRequest."""
@@ -165,7 +163,12 @@ class _Requests:
         await self.content.finish()
         return ignored
 
-    async def _line(self, element: bytes) -> bytes:
+    def _lines(self, data: bytes) -> bytes:
+        """The lines of the requests that are complete by these bytes."""
+        self._digest.update(data)
+        return b"".join([self._line(element) for element in self._elements.feed(data)])
+
+    def _line(self, element: bytes) -> bytes:
         at = f"requests[{self.num_requests}]"
         self.num_requests += 1
         if self.num_requests > self._max_requests:
@@ -174,8 +177,7 @@ class _Requests:
                 f"requests has more than {self._max_requests} elements (jobs.max_lines); make several batches.",
                 "too_many_lines",
             )
-        large = len(element) > CHEAP_BYTES
-        read, model = await asyncio.to_thread(_read, at, element) if large else _read(at, element)
+        read, model = _read(at, element)
         if read.custom_id in self._seen:
             raise invalid(
                 f"{at}.custom_id",

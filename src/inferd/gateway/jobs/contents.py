@@ -96,6 +96,8 @@ class Content:
         return self._upload.name
 
     async def add(self, data: bytes) -> None:
+        if not data:
+            return
         self.num_bytes += len(data)
         self._store.arriving(self._tenant, len(data))
         if self.num_bytes > self._store.config.max_file_bytes:
