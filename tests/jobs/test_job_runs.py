@@ -340,6 +340,46 @@ async def test_lists_have_pages_in_both_orders(site: Site) -> None:
 
 
 @in_loop
+async def test_lists_are_read_backwards_and_of_one_kind(site: Site) -> None:
+    async with site.server() as server:
+        names = [(await site.add(server, lines(1), f"msgbatch_{number}")).id for number in range(5)]
+        await site.add(server, lines(1), "batch_1")
+
+        async def listed(query: Query) -> tuple[list[str], bool]:
+            page = await server.store.batches(TENANT, query, "msgbatch_")
+            return [batch.id for batch in page.batches], page.has_more
+
+        assert await listed(Query()) == (names[::-1], False)
+        assert await listed(Query(limit=2, before=names[0])) == ([names[2], names[1]], True)
+        assert await listed(Query(limit=4, before=names[0])) == (names[:0:-1], False)
+        assert await listed(Query(limit=2, before=names[4])) == ([], False)
+        with pytest.raises(InvalidRequest, match="before"):
+            await listed(Query(before="msgbatch_9"))
+
+
+@in_loop
+async def test_a_deleted_batch_takes_its_files_along(site: Site, tmp_path: Path) -> None:
+    async with site.server() as server:
+        await site.add(server, lines(4, fails=2))
+        batch, lease = await server.take()
+        with pytest.raises(InvalidRequest, match="when it has ended"):
+            await server.store.delete_batch(TENANT, batch.id)
+        await server.run(batch, lease).go()
+        with pytest.raises(StoredNotFound):
+            await server.store.delete_batch("another", batch.id)
+        other = Batch(id="batch_2", tenant=TENANT, key_id="k", endpoint="/v1/completions", created_at=clock.wall(),
+                      expires_at=clock.wall() + 60, input_file_id=batch.input_file_id)  # fmt: skip
+        await server.store.add_batch(other)
+        await server.store.delete_batch(TENANT, batch.id)
+        left = [path.name for path in (tmp_path / "jobs" / "files").iterdir()]
+        assert left == [batch.input_file_id], "another batch needs it"
+        await server.work()
+        await server.store.delete_batch(TENANT, other.id)
+        assert list((tmp_path / "jobs" / "files").iterdir()) == []
+        assert (await server.store.files(TENANT, None, Query())).files == []
+
+
+@in_loop
 async def test_a_tenant_has_a_bounded_number_of_open_batches(tmp_path: Path, state_url: str) -> None:
     site = Site(tmp_path, state_url, max_open=2)
     async with site.server() as server:
