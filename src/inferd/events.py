@@ -344,6 +344,18 @@ class DriftForgotten(msgspec.Struct, frozen=True, kw_only=True):
     model: str
 
 
+WebhookResult = Literal["accepted", "forged", "old", "replayed", "unset"]
+"""What became of a message: accepted; refused for its signature, its age, or as it came before; or because this server
+has no secret."""
+
+
+class WebhookCame(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of an MLflow server came, or of something that pretends to be one."""
+
+    result: WebhookResult
+    delivery: str = ""  # its id; empty: it is forged
+
+
 class Scaled(msgspec.Struct, frozen=True, kw_only=True):
     """The number of replicas that a model is to have, as it was just decided, and what the decision was made of."""
 
@@ -416,6 +428,7 @@ Event = (
     | RolloutRemoved
     | DriftRead
     | DriftForgotten
+    | WebhookCame
     | Scaled
     | ScalingRemoved
     | NodeChanged

@@ -13,12 +13,15 @@ from typing import Any
 import onnx
 import pytest
 from rich.console import Console
+from tests.app.test_registry_served import adding
 from tests.predict.row_models import FLOAT, cumulative_sum, node, saved
 from tests.predict.small_onnx import identity
+from tests.registry.mlflow_stand_in import logged, standing_in
 
 from inferd.cli.check import CheckReport, RemoteReport, _show_plan, access, examine, show
 from inferd.cli.main import main
 from inferd.config import load_config
+from inferd.lifecycle.sources import References
 from inferd.planning.memory import MemoryEstimate, Plan
 from inferd.registry.signature import ANY_ROWS
 from inferd.types import TensorSpec
@@ -420,3 +423,44 @@ def test_a_python_class_is_good_where_the_text_of_its_file_defines_it(
     path = written(tmp_path, f"models: {{p: {{source: pipeline, pipeline: {pipeline}}}}}\n")
     assert main(["check", str(path), "--json"]) == 3
     assert "json:Nope (p) is Python code" in json.loads(capsys.readouterr().out)["unchecked"][0]
+
+
+def test_a_model_of_mlflow_is_judged_by_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with standing_in() as server:
+        file = adding(tmp_path / "made" / "model.onnx", 1.0).read_bytes()
+        server.add("adding", 1, logged("onnx", {"model.onnx": file}, data="model.onnx"))
+        server.add("code", 1, logged("spam", {"x": b""}))
+        server.add("far", 1, logged("onnx", {"model.onnx": file}, data="model.onnx"))
+        server.roots["far", "1"] = "s3://bucket/models"
+        server.aliases["adding", "champion"] = "1"
+
+        def checked(source: str) -> tuple[int, str]:
+            path = written(tmp_path, f"mlflow: {{url: '{server.url}'}}\nmodels: {{m: {{source: '{source}'}}}}\n")
+            code = main(["check", str(path)])
+            said = capsys.readouterr()
+            return code, " ".join((said.out + said.err).split())
+
+        code, said = checked("mlflow:models:/adding@champion")
+        assert (code, "(m) is adding version 1, " in said, "and can be served" in said) == (3, True, True), said
+        assert not (tmp_path / "cache").exists(), "nothing is kept"
+        for source, problem in (
+            ("mlflow:models:/adding@gone", "models.m.source: "),
+            ("mlflow:models:/code/1", "code version 1 cannot be served"),
+            ("mlflow:models:/far/1", "--serve-artifacts"),
+        ):
+            code, said = checked(source)
+            assert (code, problem in said) == (1, True), said
+        server.status = 503
+        code, said = checked("mlflow:models:/adding@champion")
+        assert (code, "did not answer" in said) == (1, True), said
+        server.status = 0
+        path = written(
+            tmp_path, f"mlflow: {{url: '{server.url}'}}\nmodels: {{m: {{source: 'mlflow:models:/adding@champion'}}}}\n"
+        )
+        References().resolved(load_config(path, {}, {}))
+        server.status = 503
+        code, said = checked("mlflow:models:/adding@champion")
+        assert (code, "A start now would serve adding version 1" in said) == (3, True), said

@@ -20,7 +20,7 @@ from inferd.config.versioning import MlflowConfig
 from inferd.drift.monitors import DriftReport
 from inferd.drift.reference import Reference, StreamReference
 from inferd.errors import InferdError, InvalidRequest, ModelNotFound, StateUnavailable, Unauthenticated
-from inferd.events import Event, HttpServed
+from inferd.events import Event, HttpServed, ignore
 from inferd.gateway.control import ModelReport, ReloadReport, ReplicaReport, ServerReport, UnloadReport
 from inferd.gateway.server import create_app
 from inferd.gateway.upstream import ModelState
@@ -582,7 +582,7 @@ class FakeControl:
         self.scaling = FakeScaling()
         self.nodes = FakeNodes()
         self.drift = FakeDrift()
-        self.webhooks = Webhooks(MlflowConfig, lambda: self.asked.append("look"), time.time)
+        self.webhooks = Webhooks(MlflowConfig, lambda: self.asked.append("look"), time.time, ignore)
         self.asked: list[str] = []
         self.problems: tuple[str, ...] = ()
         self.failed: tuple[str, ...] = ()

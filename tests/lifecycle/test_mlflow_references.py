@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,31 @@ def test_what_is_served_is_held_while_the_server_is_away(
     later[0] += 61
     assert references.have_changed()
     assert number_of(references.resolved(config(server, ALIAS))) == 2
+
+
+def test_a_start_while_the_server_is_away_serves_the_copy_that_was_verified_last(
+    server: StandIn, later: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = References().resolved(config(server, ALIAS))
+    server.status = 503
+    server.aliases["adding", "champion"] = "2"
+    restarted = References()
+    with caplog.at_level(logging.WARNING):
+        assert restarted.resolved(config(server, ALIAS)) == before
+    assert "is adding version 1, the copy that was verified last" in caplog.text
+    assert not restarted.have_changed()
+    server.status = 0
+    later[0] += 61
+    assert restarted.have_changed(), "the alias is followed when the server answers again"
+    assert number_of(restarted.resolved(config(server, ALIAS))) == 2
+    server.status = 503
+    assert number_of(References().resolved(config(server, ALIAS))) == 2
+    settings = {"source": ALIAS, "verify": {"digest": "tree-sha256:" + "0" * 64}}
+    with pytest.raises(ModelLoadError, match="did not answer"):
+        References().resolved(config(server, m0=settings))
+    shutil.rmtree(Path(before.models["m0"].source).parent.parent)
+    with pytest.raises(ModelLoadError, match="did not answer"):
+        References().resolved(config(server, ALIAS))
 
 
 def test_a_download_that_was_interrupted_is_tried_again_and_a_refused_version_is_not(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from inferd.config.versioning import MlflowConfig
 from inferd.errors import InvalidRequest, Unauthenticated
+from inferd.events import Event, WebhookCame, ignore
 from inferd.lifecycle.webhooks import MAX_AGE_S, Delivery, Webhooks
 
 SECRET = "whsec-7"
@@ -36,7 +39,7 @@ def signed(body: bytes = BODY, *, name: str = "d-1", at: int = NOW, secret: str 
 def webhooks(now: list[float] | None = None, **settings: Any) -> tuple[Webhooks, list[str]]:
     looks: list[str] = []
     clock = now or [float(NOW)]
-    return Webhooks(lambda: MlflowConfig(**settings), lambda: looks.append("look"), lambda: clock[0]), looks
+    return Webhooks(lambda: MlflowConfig(**settings), lambda: looks.append("look"), lambda: clock[0], ignore), looks
 
 
 def refused(found: Webhooks, delivery: Delivery, secret: str = SECRET) -> str | None:
@@ -121,4 +124,30 @@ def test_the_secret_is_read_from_the_settings(tmp_path: Path, monkeypatch: pytes
 
 def test_a_server_that_follows_nothing_says_so() -> None:
     with pytest.raises(InvalidRequest, match="follows no alias"):
-        Webhooks(MlflowConfig, None, lambda: 0.0).look_soon()
+        Webhooks(MlflowConfig, None, lambda: 0.0, ignore).look_soon()
+
+
+def test_each_message_is_told_with_what_became_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Event] = []
+    clock = [float(NOW)]
+    settings = MlflowConfig(webhook_secret_env="HOOK")
+    found = Webhooks(lambda: settings, None, lambda: clock[0], told.append)
+
+    def receive(delivery: Delivery) -> None:
+        with contextlib.suppress(Unauthenticated):
+            asyncio.run(found.receive(delivery))
+
+    receive(signed())
+    monkeypatch.setenv("HOOK", SECRET)
+    receive(signed())
+    receive(signed())
+    receive(signed(name="d-2", secret="another"))
+    clock[0] += 3600.0
+    receive(signed(name="d-3"))
+    assert told == [
+        WebhookCame(result="unset"),
+        WebhookCame(result="accepted", delivery="d-1"),
+        WebhookCame(result="replayed", delivery="d-1"),
+        WebhookCame(result="forged"),
+        WebhookCame(result="old", delivery="d-3"),
+    ]

@@ -22,7 +22,7 @@ from inferd.cli.terminal import console, fail, warn
 from inferd.config import Config, ModelConfig, RemoteConfig, stray_variables
 from inferd.config.units import bytes_text
 from inferd.config.versions import rollout_warnings
-from inferd.errors import ConfigError, InferdError
+from inferd.errors import ConfigError, InferdError, ModelLoadError
 from inferd.lifecycle.export import files_problem, is_document, problems_of, read_document
 from inferd.registry.source import defines_class, find, is_code, is_reference, is_remote
 from inferd.registry.triton import is_repository, read_repository
@@ -102,6 +102,8 @@ def command(file: str, probe: bool, as_json: bool, allow_code: bool, allow_pickl
 
     Exit code 0 when FILE can be served here, 1 when it has a problem. Exit code 3 when no problem was found but not
     everything could be checked: a model of the hub that is not downloaded yet, a Python class that is not found.
+
+    The MLflow server is asked whether a model of it is there and can be served, by its list of files and its MLmodel.
     """
     allowed = {
         name: True for name, is_given in (("allow_code", allow_code), ("allow_pickle", allow_pickle)) if is_given
@@ -174,13 +176,16 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
     problems += _steps(config)
     problems += _certificate(config)
     problems += _references(config)
+    judged = _of_mlflow(config, warnings, problems)
     formats = _answer_formats(plan, config, warnings, problems)
     remotes = tuple(
         _remote(name, upstream, probe=probe) for name, model in config.models.items() for upstream in model.upstreams
     )
     problems += [f"models.{one.model}: {one.url} {one.detail}" for one in remotes if one.answers is False]
     unchecked = [
-        f"{source} ({name}) {reason}" for name, model in config.models.items() for source, reason in _unread(model)
+        f"{source} ({name}) {judged.get(name, reason)}"
+        for name, model in config.models.items()
+        for source, reason in _unread(model)
     ]
     warnings += [
         f"models.{name}: {upstream.url} is {_NOT_CLEAR}"
@@ -274,6 +279,38 @@ def _unread(model: ModelConfig) -> list[tuple[str, str]]:
         elif is_remote(source) and find(source) is None:
             found.append((source, _NOT_DOWNLOADED))
     return [*found, *(pair for step in steps for pair in _unread(step))]
+
+
+def _of_mlflow(config: Config, warnings: list[str], problems: list[str]) -> dict[str, str]:
+    """What an MLflow server says of the models that come from one: a clause by model, for those that can be served."""
+    from inferd.lifecycle.last_copies import recall
+    from inferd.registry.mlflow.fetching import judge
+    from inferd.registry.mlflow.located import locate
+    from inferd.registry.mlflow.server import AWAY, server_of
+    from inferd.registry.mlflow.uris import PREFIX, read_uri
+
+    found = {}
+    for name, model in config.models.items():
+        if not model.source.startswith(PREFIX):
+            continue
+        try:
+            uri, server = read_uri(model.source), server_of(config.mlflow)
+            try:
+                located = locate(server, uri)
+                size = bytes_text(judge(server, located, model, config.mlflow))
+                found[name] = f"is {located.shown}, {size}, and can be served; the memory it takes is unknown"
+            except ModelLoadError as error:
+                last = recall(server.url, model) if error.code == AWAY else None
+                if last is None:
+                    raise
+                warnings.append(
+                    f"models.{name}.source: {error.message} A start now would serve {last.shown}, the copy that was "
+                    "verified last."
+                )
+                found[name] = f"would be {last.shown} at a start without the MLflow server"
+        except ModelLoadError as error:
+            problems += [f"models.{name}.{error.param or 'source'}: {line}" for line in _lines(error)]
+    return found
 
 
 def _steps(config: Config) -> list[str]:

@@ -247,8 +247,8 @@ class ScalingActions(Protocol):
 class WebhookActions(Protocol):
     """Messages of an MLflow server."""
 
-    def check_delivery(self, delivery: Delivery) -> None:
-        """May block. Raises Unauthenticated for a message that is forged, too old, or was accepted before."""
+    async def receive(self, delivery: Delivery) -> None:
+        """Raises Unauthenticated for a message that is forged, too old, or was accepted before."""
 
     def look_soon(self) -> None:
         """Look at the MLflow registry now. Raises InvalidRequest where nothing follows it."""

@@ -1,7 +1,7 @@
 """Models of an MLflow server as sources: resolved to files, and looked at again for aliases that have moved.
 
 A version that was served once is held while the server does not answer, so neither a reload nor the server's absence
-changes what is served. Every method may block; ``References`` calls them one at a time.
+changes what is served. A start without the server takes the copy that was verified last (``last_copies.py``). Every method may block; ``References`` calls them one at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from inferd import clock
 from inferd.config import Config, ModelConfig
 from inferd.config.versioning import MlflowConfig
 from inferd.errors import ModelLoadError
+from inferd.lifecycle.last_copies import recall, remember
 from inferd.registry.mlflow.fetching import TEMPORARY, fetch
 from inferd.registry.mlflow.located import Located, locate
 from inferd.registry.mlflow.server import AWAY, server_of
@@ -102,9 +103,9 @@ class MlflowReferences:
     def _one(self, model: ModelConfig, before: _Held | None, showing: Showing) -> _Held:
         """What one source leads to. Raises ModelLoadError."""
         uri = read_uri(model.source)
+        server = server_of(self._settings)
         located: Located | None = None
         try:
-            server = server_of(self._settings)
             located = locate(server, uri)
             if before is not None and before.model == model and before.key == located.key:
                 made = before
@@ -112,6 +113,7 @@ class MlflowReferences:
                 with showing(model.source) as tell:
                     made = _Held(located.key, model, fetch(server, located, model, self._settings, tell))
                 _log.info("%s is %s, %s", uri.shown, located.shown, _digest(made.made))
+                remember(server.url, model, made.made, located.key, located.shown)
         except ModelLoadError as error:
             is_temporary = error.code in TEMPORARY
             if uri.may_move:
@@ -122,6 +124,12 @@ class MlflowReferences:
             if is_temporary and before is not None and before.model == model:
                 _log.warning("%s stays as it is served: %s", uri.shown, error.message)
                 return before
+            last = recall(server.url, model) if is_temporary and before is None else None
+            if last is not None:
+                _log.warning("%s is %s, the copy that was verified last: %s", uri.shown, last.shown, error.message)
+                if uri.may_move:
+                    self._seen[model.source] = last.key
+                return _Held(last.key, model, last.loading(model))
             raise
         if uri.may_move:
             self._seen[model.source] = made.key

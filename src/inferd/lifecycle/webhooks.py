@@ -7,18 +7,20 @@ that a leaked secret allows is a look. The form is that of Standard Webhooks: ``
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
 from inferd.config.versioning import MlflowConfig
 from inferd.errors import InvalidRequest, ModelLoadError, Unauthenticated
+from inferd.events import Emit, WebhookCame, WebhookResult
 from inferd.registry.mlflow.server import secret_of
 
 MAX_AGE_S: Final = 300.0
@@ -26,6 +28,12 @@ MAX_AGE_S: Final = 300.0
 
 MAX_BODY_BYTES: Final = 256 * 1024
 _MAX_KNOWN: Final = 10_000  # ids that are remembered at a time
+_RESULTS: Final[Mapping[str, WebhookResult]] = {
+    "webhook_signature": "forged",
+    "webhook_age": "old",
+    "webhook_replayed": "replayed",
+    "no_webhook_secret": "unset",
+}
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,16 +47,31 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 class Webhooks:
     """The messages to one server. ``look_soon`` looks at the registry; None: the server follows no configuration file.
-    ``now``: seconds since the epoch."""
+    ``now``: seconds since the epoch. ``emit`` is called in the event loop."""
 
     def __init__(
-        self, settings: Callable[[], MlflowConfig], look_soon: Callable[[], None] | None, now: Callable[[], float]
+        self,
+        settings: Callable[[], MlflowConfig],
+        look_soon: Callable[[], None] | None,
+        now: Callable[[], float],
+        emit: Emit,
     ) -> None:
+        self._emit = emit
         self._settings = settings
         self._look_soon = look_soon
         self._now = now
         self._known: dict[str, float] = {}  # accepted ids and their times, the oldest first
         self._lock = threading.Lock()
+
+    async def receive(self, delivery: Delivery) -> None:
+        """Check a message, and tell what became of it. Raises Unauthenticated as ``check_delivery``."""
+        try:
+            await asyncio.to_thread(self.check_delivery, delivery)
+        except Unauthenticated as error:
+            result = _RESULTS[error.code or ""]
+            self._emit(WebhookCame(result=result, delivery=delivery.id if result in ("old", "replayed") else ""))
+            raise
+        self._emit(WebhookCame(result="accepted", delivery=delivery.id))
 
     def check_delivery(self, delivery: Delivery) -> None:
         """Check a message with the secret of the settings, which may be in a file: this may block. Raises

@@ -24,6 +24,7 @@ from inferd.events import (
     Retried,
     RolloutChanged,
     Scaled,
+    WebhookCame,
 )
 from inferd.observe.log_fields import HttpLine, SpeedLine, TimingsLine, UsageLine
 from inferd.types import JSON, Timings, Usage
@@ -191,6 +192,16 @@ def drift_line(event: DriftRead, wall_s: float) -> str:
     line |= {"stream": event.stream, "drifting": event.is_drifting, "size": event.size}
     line |= {event.measure: round(event.distance, 4)}
     return encoded({**line, "sentence": event.sentence if event.is_drifting else ""})
+
+
+def webhook_level(result: str) -> str:
+    return "info" if result == "accepted" else "warning"
+
+
+def webhook_line(event: WebhookCame, wall_s: float) -> str:
+    """The line of a webhook that came."""
+    line: JSON = {"ts": timestamp(wall_s), "level": webhook_level(event.result), "event": "webhook"}
+    return encoded({**line, "result": event.result, "delivery": _cut(event.delivery)})
 
 
 def scale_line(event: Scaled, wall_s: float) -> str:

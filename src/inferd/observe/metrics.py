@@ -688,6 +688,16 @@ DRIFT_ALARMS = Metric(
     "DriftRead",
 )
 
+# -- MLflow ------------------------------------------------------------------------------------
+
+WEBHOOKS = Metric(
+    "inferd_mlflow_webhooks_total",
+    "Webhooks of MLflow, by what became of them: accepted, or refused as forged, old, replayed, or unset: no secret is "
+    "set.",
+    ("result",),
+    "WebhookCame",
+)
+
 # -- scaling -----------------------------------------------------------------------------------
 
 SCALE_DESIRED = Metric(

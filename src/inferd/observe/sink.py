@@ -51,6 +51,7 @@ from inferd.events import (
     StepDone,
     StoredCounted,
     StoredDropped,
+    WebhookCame,
 )
 from inferd.machine.memory import available_bytes, limit_bytes
 from inferd.observe import metrics as m
@@ -79,6 +80,8 @@ from inferd.observe.logs import (
     rollout_level,
     rollout_line,
     scale_line,
+    webhook_level,
+    webhook_line,
 )
 from inferd.observe.objectives import ObjectiveSeries
 from inferd.observe.plain import plain as plain_line
@@ -485,6 +488,9 @@ class Observer:
             case DriftForgotten():
                 for metric in (m.DRIFT_PSI, m.DRIFT_MMD, m.DRIFT_DETECTED):
                     self._store.clear(metric, self._model(event.model))
+            case WebhookCame():
+                self._store.value(m.WEBHOOKS, event.result).add()
+                self._write(webhook_level(event.result), webhook_line(event, self._wall()))
             case Scaled():
                 self._scaled(event)
             case ScalingRemoved():

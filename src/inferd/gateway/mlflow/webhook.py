@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 import msgspec
@@ -45,7 +44,7 @@ async def accept_webhook(context: Context, call: Call, rest: str) -> Response:
         body=body,
     )
     webhooks = control_of(context).webhooks
-    await asyncio.to_thread(webhooks.check_delivery, delivery)
+    await webhooks.receive(delivery)
     event = await decode_body(body, _decoder)
     webhooks.look_soon()
     return Response(202, encode(WebhookAccepted(f"{printable(event.entity)}.{printable(event.action)}")))

@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,9 +77,7 @@ def fetch(
     """Settings that load a version: the served files, their digest, and what its MLmodel says. Raises
     ModelLoadError that names what is wrong and the remedy."""
     if found.digest and not is_digest(found.digest):
-        raise ModelLoadError(
-            f"The tag {DIGEST_TAG} of {found.shown} is no digest; 'inferd registry digest' prints one.", param="source"
-        )
+        raise _no_digest(found)
     uri = artifact_uri(server, found)
     folder = _folder(server, uri)
     try:
@@ -93,6 +92,21 @@ def fetch(
     except OSError as error:
         raise unwritable(folder, error) from None
     return _settings(model, place, digest, described, found)
+
+
+def judge(server: Server, found: Located, model: ModelConfig, settings: MlflowConfig) -> int:
+    """The bytes of a version that can be served, as far as its list of files and its MLmodel tell. Nothing is kept.
+    Raises ModelLoadError that names what is wrong and the remedy."""
+    if found.digest and not is_digest(found.digest):
+        raise _no_digest(found)
+    with tempfile.TemporaryDirectory(prefix="inferd-check-") as folder:
+        return _Version(server, found, artifact_uri(server, found), Path(folder), settings, silent).judged(model)
+
+
+def _no_digest(found: Located) -> ModelLoadError:
+    return ModelLoadError(
+        f"The tag {DIGEST_TAG} of {found.shown} is no digest; 'inferd registry digest' prints one.", param="source"
+    )
 
 
 class _Version:
@@ -115,6 +129,14 @@ class _Version:
             if local is None:
                 raise refuse_store(uri)
             self._local = {file.path: file for file in find_files(local)}
+
+    def judged(self, model: ModelConfig) -> int:
+        """The bytes of all files. Raises ModelLoadError where the list or the MLmodel say that it cannot be served."""
+        listed = self._listed()
+        described = read_mlmodel(self._mlmodel(listed), self._found.shown)
+        declared_inputs(described.signature, self._found.shown)
+        choose(described, [file.path for file in listed], self._found.shown, allow_pickle=model.allow_pickle)
+        return sum(file.size for file in listed)
 
     def served(self, model: ModelConfig) -> tuple[_Record, Served, MLModel]:
         """The version's record, and what is served of it. Everything that can be refused is refused before the large
