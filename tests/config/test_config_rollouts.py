@@ -78,9 +78,9 @@ def test_the_versions_may_be_entries_of_their_own() -> None:
         (
             {"stable": 2, "new": 7},
             {},
-            "models.churn.rollout.new: version 7 is not served; served are: 1, 2, 3. Name it in versions.only",
+            "models.churn.rollout.new: there is no version 7; the folder has 1, 2, 3. Name one of these, or put",
         ),
-        ({"stable": 9, "new": 3}, {}, "models.churn.rollout.stable: version 9 is not served"),
+        ({"stable": 9, "new": 3}, {}, "models.churn.rollout.stable: there is no version 9"),
         ({"stable": 2, "new": 3, "steps": []}, {}, "rollout.steps: there are none; write at least one"),
         (
             {"stable": 2, "new": 3, "steps": [{"weight": 25}, {"weight": 5}]},

@@ -119,8 +119,9 @@ def expand_versions(config: Config) -> Config:
     """The configuration with an entry for each version of each model. Raises ConfigError, with every problem."""
     models: dict[str, ModelConfig] = {}
     problems: list[str] = []
+    folders: dict[str, dict[int, Path]] = {}
     for name, model in config.models.items():
-        found = _folders(model.source)
+        found = folders[name] = _folders(model.source)
         if not found:
             models[name] = model
             continue
@@ -141,7 +142,7 @@ def expand_versions(config: Config) -> Config:
             )
     for name, model in config.models.items():
         problems += _version_problems(models, name, model.versions)
-        problems += _rollout_problems(models, name)
+        problems += _rollout_problems(models, name, sorted(folders[name]))
     if problems:
         raise ConfigError("\n".join(problems), param="models")
     return msgspec.structs.replace(config, models=models)
@@ -187,8 +188,9 @@ def rollout_warnings(models: Mapping[str, ModelConfig]) -> list[str]:
     ]
 
 
-def _rollout_problems(models: Mapping[str, ModelConfig], name: str) -> list[str]:
-    """The problems of a model's rollout, given the versions that are served."""
+def _rollout_problems(models: Mapping[str, ModelConfig], name: str, numbers: list[int]) -> list[str]:
+    """The problems of a model's rollout, given the versions that are served. ``numbers``: those of the model's folder;
+    none: it is no folder of versions."""
     rollout = models[name].rollout if name in models else None
     if rollout is None:
         return []
@@ -198,7 +200,10 @@ def _rollout_problems(models: Mapping[str, ModelConfig], name: str) -> list[str]
     served = versions_of(models, name)
     there = ", ".join(served)
     said = [
-        f"models.{name}.rollout.{field}: version {number} is not served; served are: {there}. Name it in "
+        f"models.{name}.rollout.{field}: there is no version {number}; the folder has "
+        f"{', '.join(map(str, numbers))}. Name one of these, or put the folder {number} there."
+        if numbers and number not in numbers
+        else f"models.{name}.rollout.{field}: version {number} is not served; served are: {there}. Name it in "
         "versions.only, or serve more by versions.policy."
         for field, number in (("stable", rollout.stable), ("new", rollout.new))
         if str(number) not in served

@@ -53,7 +53,9 @@ def read_files(
     path = Path(source).expanduser()
     manifest = manifest if manifest is not None else manifest_of(path, progress=progress)
     is_same = manifest.tree_digest == digest
-    said = "its files are as registered" if is_same else f"its files have the digest {manifest.tree_digest}"
+    said = (
+        "its files are as registered" if is_same else f"its files have the digest {manifest.tree_digest}, not {digest}"
+    )
     report = {"source": source, "digest": manifest.tree_digest, "num_files": len(manifest.files)}
     found = Finding(kind="digest", passed=is_same, summary=said, report=report)
     if settings is None or settings.mode == "off" or settings.signature is None:

@@ -155,5 +155,6 @@ def _verify_version(what: str, asked: VerifyConfig | None, file: Path | None, as
     if as_json:
         print_json(after)
     else:
-        click.echo(f"{after.name}@{after.version} is {after.record.stage}: {read.words}.")
+        verdict = "is" if read.is_whole else "does not verify, and stays"
+        click.echo(f"{after.name}@{after.version} {verdict} {after.record.stage}: {read.words}.")
     return 0 if read.is_whole else 1
