@@ -800,3 +800,26 @@ def test_questions_that_are_dropped_prove_nothing(world: World) -> None:
             assert report.readings[0].units == Count()
 
     asyncio.run(run())
+
+
+class Killed(BaseException):
+    """The process dies before the audit log has its line."""
+
+
+def test_a_change_of_a_gateway_that_died_before_its_line_is_told_by_another_once(world: World) -> None:
+    async def test() -> None:
+        async with gateways(world, 2, config(start="auto")) as (one, two):
+
+            async def die(name: str, change: Change) -> None:
+                raise Killed
+
+            one.rollouts._record = die
+            with pytest.raises(Killed):
+                await one.rollouts.look()
+            await two.rollouts.look()
+            assert "m:1:2 preparing" not in two.recorded, "the gateway that decided it is alive"
+            world.alive.discard("g0")
+            await looked(two)
+            assert two.recorded.count("m:1:2 preparing") == 1
+
+    asyncio.run(test())
