@@ -216,6 +216,14 @@ class StateChanged(msgspec.Struct, frozen=True, kw_only=True):
     available: bool
 
 
+class GatewaysCompared(msgspec.Struct, frozen=True, kw_only=True):
+    """The gateways that share the database, or their settings, have changed."""
+
+    digest: str  # of this gateway's settings
+    num_gateways: int  # that are alive, with this one
+    num_differing: int  # whose settings are not those of this one
+
+
 class StoredCounted(msgspec.Struct, frozen=True, kw_only=True):
     """What is stored of responses and conversations in the database, of all tenants and all servers that share it."""
 
@@ -417,6 +425,7 @@ Event = (
     | ModelUnloaded
     | ConfigReloaded
     | StateChanged
+    | GatewaysCompared
     | StoredCounted
     | StoredDropped
     | JobsCounted

@@ -14,6 +14,7 @@ from inferd.events import (
     ClientTurnedAway,
     ConfigReloaded,
     Event,
+    GatewaysCompared,
     HttpServed,
     JobsCounted,
     LinesAnswered,
@@ -373,6 +374,13 @@ TOLD: dict[str, tuple[tuple[Event, ...], dict[str, float]]] = {
     ),
     "database away": ((StateChanged(available=False),), {"state_available": 0, "state_outages": 1}),
     "database back": ((StateChanged(available=False), StateChanged(available=True)), {"state_available": 1}),
+    "gateways compared": (
+        (
+            GatewaysCompared(digest="ab", num_gateways=1, num_differing=0),
+            GatewaysCompared(digest="cd", num_gateways=3, num_differing=2),
+        ),
+        {"config_digest_info cd": 1, "gateways": 3, "gateways_differing": 2},
+    ),
     "stored": (
         (StoredCounted(num_bytes=900, num_responses=3, num_conversations=2, num_tenants=2, most_used=0.25),),
         {

@@ -36,6 +36,7 @@ from inferd.observe.startup import LoadReport, Startup, StartupReport
 from inferd.rollout.rollouts import Rollouts
 from inferd.router.router import Router
 from inferd.router.status import ModelStatus, ReplicaStatus
+from inferd.state.group import Group
 from inferd.stored.store import DurableStore
 from inferd.tenancy.control import Control
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
@@ -104,7 +105,9 @@ class Actions:
         stored: DurableStore | None = None,
         jobs: JobStore | None = None,
         nodes: NodesListener | None = None,
+        group: Group | None = None,
     ) -> None:
+        self._group = group
         self._jobs = jobs
         self._stored = stored
         self.nodes = NodeCommands(nodes)
@@ -148,6 +151,7 @@ class Actions:
             address=self._address,
             jobs=[] if self._jobs is None else [_job(each) for each in self._jobs.reports()],
             nodes=list(self.nodes.reports()),
+            gateways=[] if self._group is None else list(self._group.reports),
         )
 
     def startup(self) -> StartupReport:

@@ -30,6 +30,7 @@ from inferd import __version__, clock
 from inferd.app.answered_by import AnsweringVersions
 from inferd.app.audit import AuditTrail
 from inferd.app.change import changed_settings, refuse_empty, refuse_restarts
+from inferd.app.compared_settings import compared_settings
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
 from inferd.app.departure import Departure
 from inferd.app.device_usage import DeviceUsage
@@ -43,7 +44,7 @@ from inferd.config.versions import base_of
 from inferd.drift.monitors import Monitors
 from inferd.drift.reference import read_references
 from inferd.errors import ConfigError, InternalError, ModelLoadError
-from inferd.events import Emit, Event, ReplicaChanged, RequestEnded, ignore
+from inferd.events import Emit, Event, GatewaysCompared, ReplicaChanged, RequestEnded, ignore
 from inferd.jobs.folder import open_folder
 from inferd.jobs.runner import Runner
 from inferd.jobs.store import JobStore
@@ -68,6 +69,7 @@ from inferd.router.replicas.loading import plan_model
 from inferd.router.router import Router
 from inferd.router.status import Applied, ModelStatus
 from inferd.state.folder import data_folder
+from inferd.state.group import GatewayReport, Group
 from inferd.stored.store import DurableStore
 from inferd.tenancy.control import Control
 from inferd.tenancy.principal import OPERATOR
@@ -207,6 +209,9 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             folder = open_folder(config.state, config.jobs)
             job_store = JobStore(control.state, control.presence, folder, config.jobs, _from_threads(emit))
             job_store.schedule()
+        group = Group(control.state, control.presence, _told_of_gateways(_from_threads(emit)))
+        group.configure(compared_settings(config))
+        group.schedule()
         await control.start()
         stack.push_async_callback(control.close)
         if config.devices.enabled:
@@ -278,6 +283,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         stack.callback(payloads.close)
         site = Site(
             *(config, router, control, observer, devices, console, payloads, rollouts, monitors, scaling),
+            group=group,
             tls=tls,
             copies=copies,
             registered=options.registered,
@@ -317,6 +323,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             stored=stored,
             jobs=job_store,
             nodes=nodes,
+            group=group,
         )
         asking = Asking(router, control.door)
         jobs = None
@@ -411,6 +418,17 @@ def _from_threads(emit: Emit) -> Emit:
             loop.call_soon_threadsafe(emit, event)
 
     return emit_soon
+
+
+def _told_of_gateways(emit: Emit) -> Callable[[Sequence[GatewayReport]], None]:
+    """Emits what the comparison of this server with the other gateways of its database has found."""
+
+    def tell(reports: Sequence[GatewayReport]) -> None:
+        digest = next((each.digest for each in reports if each.is_this), "")
+        num_differing = sum(1 for each in reports if each.differs)
+        emit(GatewaysCompared(digest=digest, num_gateways=len(reports), num_differing=num_differing))
+
+    return tell
 
 
 class _Ports(NamedTuple):
@@ -522,11 +540,13 @@ class Site:
         rollouts: Rollouts,
         monitors: Monitors,
         scaling: Autoscaler,
+        group: Group | None = None,
         tls: Tls | None = None,
         copies: Copies | None = None,
         registered: Callable[[Config], Mapping[str, str]] = none_registered,
     ) -> None:
         self._registered = registered
+        self._group = group
         self.rollouts = rollouts
         self.scaling = scaling
         self.copies = copies if copies is not None else Copies(ignore)
@@ -584,6 +604,8 @@ class Site:
             self._configure_observer(before, _replicas(before))
             raise
         self.control.apply(config)
+        if self._group is not None:
+            self._group.configure(compared_settings(config))
         self.devices.configure(config)
         self.payloads.configure(config.payloads)
         changed = changed_settings(before, config)

@@ -22,6 +22,7 @@ from inferd.nodes.listener import NewToken, NodeReport
 from inferd.observe.startup import LoadReport, StartReport, StartupReport
 from inferd.rollout.machine import Command
 from inferd.rollout.rollouts import RolloutReport
+from inferd.state.group import GatewayReport
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Principal
 
@@ -164,6 +165,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[BatchReport] = []  # of all servers that share the database; a tenant's key sees its own
     address: str = ""  # where clients on the server's machine find it: http://127.0.0.1:8000
     nodes: list[NodeReport] = []
+    gateways: list[GatewayReport] = []  # that share the database and are alive, with this server
 
 
 class UnloadReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -617,6 +617,24 @@ STATE_AVAILABLE = Metric(
 )
 STATE_OUTAGES = Metric("inferd_state_outages_total", "Times that the database stopped answering.", (), "StateChanged")
 
+# -- gateways of one database -------------------------------------------------------------------
+
+CONFIG_DIGEST = Metric(
+    "inferd_config_digest_info",
+    "1; the label is a digest of the settings that must be equal at all gateways of one database.",
+    ("digest",),
+    "GatewaysCompared",
+)
+GATEWAYS = Metric(
+    "inferd_gateways", "Gateways that share the database and are alive, with this one.", (), "GatewaysCompared"
+)
+GATEWAYS_DIFFERING = Metric(
+    "inferd_gateways_differing",
+    "Gateways of the same database whose settings differ from those of this one.",
+    (),
+    "start, GatewaysCompared",
+)
+
 # -- rollouts ----------------------------------------------------------------------------------
 
 ROLLOUT_WEIGHT = Metric(

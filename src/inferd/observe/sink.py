@@ -31,6 +31,7 @@ from inferd.events import (
     DriftForgotten,
     DriftRead,
     Event,
+    GatewaysCompared,
     HttpServed,
     JobsCounted,
     LinesAnswered,
@@ -193,6 +194,7 @@ class Observer:
         self._store.value(m.CONFIG_OK).set(1)
         self._store.value(m.STATE_AVAILABLE).set(1)
         self._store.value(m.STATE_OUTAGES)
+        self._store.value(m.GATEWAYS_DIFFERING)
         self._store.value(m.TURNED_AWAY)
         for metric in (m.STORED_BYTES, m.STORED_TENANTS, m.STORED_MOST_USED):
             self._store.value(metric)
@@ -456,6 +458,11 @@ class Observer:
             case StateChanged():
                 self._store.value(m.STATE_AVAILABLE).set(int(event.available))
                 self._store.value(m.STATE_OUTAGES).add(int(not event.available))
+            case GatewaysCompared():
+                self._store.clear(m.CONFIG_DIGEST)
+                self._store.value(m.CONFIG_DIGEST, event.digest).set(1)
+                self._store.value(m.GATEWAYS).set(event.num_gateways)
+                self._store.value(m.GATEWAYS_DIFFERING).set(event.num_differing)
             case StoredCounted():
                 self._store.value(m.STORED_BYTES).set(event.num_bytes)
                 self._store.value(m.STORED_TENANTS).set(event.num_tenants)

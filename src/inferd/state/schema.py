@@ -120,6 +120,10 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE TABLE rollout_unrecorded (name TEXT NOT NULL, number BIGINT NOT NULL, gateway TEXT NOT NULL, "
         "PRIMARY KEY (name, number))",
     ),
+    (
+        # Digests of the settings that a gateway serves with; NULL: it has not written them.
+        "ALTER TABLE gateways ADD COLUMN settings BYTEA",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

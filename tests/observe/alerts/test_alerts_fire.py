@@ -275,6 +275,9 @@ CASES: dict[str, list[Case]] = {
             {f"inferd_config_last_reload_successful{{{I}}}": "1x30"},
         ),
     ],
+    "InferdGatewaysDiffer": [
+        Case({f"inferd_gateways_differing{{{I}}}": "1x30"}, {f"inferd_gateways_differing{{{I}}}": "0x26 1x3"}),
+    ],
     "InferdLogLost": [
         Case({f"inferd_log_lines_dropped_total{{{I}}}": "0+5x30"}, {f"inferd_log_lines_dropped_total{{{I}}}": "5x30"}),
     ],

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from tests.observe.live.test_live import Watched, changed, ended
 
-from inferd.events import BreakerChanged, ConfigReloaded, Event, QueueChanged, RequestRefused, StateChanged, StepDone
+from inferd.events import (
+    BreakerChanged,
+    ConfigReloaded,
+    Event,
+    GatewaysCompared,
+    QueueChanged,
+    RequestRefused,
+    StateChanged,
+    StepDone,
+)
 from inferd.observe.alerts.general import GENERAL
 from inferd.observe.live import machine
 from inferd.observe.live.alerts import CONDITIONS
@@ -68,6 +77,8 @@ CASES: list[tuple[str, str, int, list[Event], list[Event]]] = [
     ("InferdStateUnavailable", "", 60, [StateChanged(available=False)], [StateChanged(available=True)]),
     ("InferdReloadRefused", "", 60, [ConfigReloaded(accepted=False, is_whole=False)],
      [ConfigReloaded(accepted=True, is_whole=True)]),
+    ("InferdGatewaysDiffer", "", 300, [GatewaysCompared(digest="a", num_gateways=2, num_differing=1)],
+     [GatewaysCompared(digest="a", num_gateways=2, num_differing=0)]),
 ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from inferd.gateway.control import (
 )
 from inferd.nodes.listener import NodeReport
 from inferd.observe.startup import LoadReport, Phase
+from inferd.state.group import GatewayReport
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -114,6 +115,7 @@ def rendered(report: ServerReport, name: str, width: int = _WIDE) -> RenderableT
     for node in report.nodes:
         style = _STYLES.get(node.state, "yellow")
         lines.append(Text.assemble(f"node     {node.name} ", (node.state, style), f"  {_of_node(node)}"))
+    lines += gateway_lines(report.gateways)
     lines += [Text(), models_table(report.models, width)]
     lines += load_lines(report)
     if report.jobs:
@@ -132,6 +134,19 @@ def _of_node(node: NodeReport) -> str:
         f"{node.workers} workers, {node.num_cores} cores, {bytes_text(node.memory_bytes)}{gpus}{labels}, "
         f"beat {node.heartbeat_age_s:.1f} s ago, from {node.address}"
     )
+
+
+def gateway_lines(gateways: Sequence[GatewayReport]) -> list[RenderableType]:
+    """The gateways of one database, and the settings in which they differ; none for a gateway that is alone."""
+    from rich.text import Text
+
+    lines: list[RenderableType] = []
+    for each in gateways if len(gateways) > 1 else ():
+        about = f"inferd {each.version}, settings {each.digest}" if each.digest else "settings not known yet"
+        lines.append(Text(f"gateway  {each.id} on {each.host}{' (this one)' * each.is_this}: {about}"))
+        if each.differs:
+            lines.append(Text(f"         differs from this one: {', '.join(each.differs)}", style="yellow"))
+    return lines
 
 
 def reload_lines(reload: ReloadReport) -> list[RenderableType]:

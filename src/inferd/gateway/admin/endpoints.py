@@ -78,6 +78,7 @@ def _shown_to(context: Context, principal: Principal, report: ServerReport) -> S
         memory_budget_bytes=None,
         models=models,
         nodes=[],
+        gateways=[],
         tenants=[tenant for tenant in report.tenants if tenant.name == principal.tenant],
         jobs=[job for job in report.jobs if job.tenant == principal.tenant],
         energy=None if report.energy is None else _energy_shown_to(principal, report.energy),

@@ -258,6 +258,15 @@ GENERAL: Final[tuple[Alert, ...]] = (
         "continues with what it had.",
         for_="1m",
     ),
+    Alert(
+        "InferdGatewaysDiffer",
+        "ticket",
+        "inferd_gateways_differing > 0",
+        "{{ $value }} gateways serve with other settings than {{ $labels.instance }}",
+        "Gateways that share one database have different settings, so an answer depends on the gateway that a request "
+        "reaches. inferd status names the settings.",
+        for_="5m",
+    ),
     # -- observation itself
     Alert(
         "InferdLogLost",

@@ -114,6 +114,14 @@ def _is_zero(metric: m.Metric) -> Callable[[Seen], Found]:
     return lambda seen: {} if all(value.value for _, value in seen.store.values_of(metric)) else {"": 0.0}
 
 
+def _is_above_zero(metric: m.Metric) -> Callable[[Seen], Found]:
+    def found(seen: Seen) -> Found:
+        most = max((value.value for _, value in seen.store.values_of(metric)), default=0.0)
+        return {"": most} if most > 0 else {}
+
+    return found
+
+
 CONDITIONS: Final[Mapping[str, Callable[[Seen], Found]]] = {
     "InferdNotReady": _not_ready,
     "InferdErrors": _errors,
@@ -128,6 +136,7 @@ CONDITIONS: Final[Mapping[str, Callable[[Seen], Found]]] = {
     "InferdReplicaEjected": _in_state(m.BREAKER_STATE, "ejected"),
     "InferdStateUnavailable": _is_zero(m.STATE_AVAILABLE),
     "InferdReloadRefused": _is_zero(m.CONFIG_OK),
+    "InferdGatewaysDiffer": _is_above_zero(m.GATEWAYS_DIFFERING),
 }
 """When an alert's condition holds, by its name."""
 
