@@ -36,6 +36,7 @@ _MADE_WHEN_FIRST_TOLD = (
     "http_",
     "replica_load_seconds",
     "cache_config_info",
+    "config_digest_info",
     "pipeline_step",
     "prediction_stage",
     "response_cache_bytes",

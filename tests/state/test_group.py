@@ -81,14 +81,14 @@ def test_what_differs_is_named_at_both_until_it_is_equal_again(pair: tuple[Gatew
     assert one.other().differs == two.other().differs == []
 
 
-def test_nothing_is_told_while_nothing_changes(pair: tuple[Gateway, Gateway]) -> None:
+def test_nothing_is_told_while_nothing_changes(pair: tuple[Gateway, Gateway], database: Database) -> None:
     one, two = pair
     for gateway in (one, two, one):
         gateway.exchange()
     told = len(one.told)
     one.exchange(3)
     assert len(one.told) == told
-    two.presence.unlock()  # the process has died
+    two.presence.leave(database)
     one.exchange()
     assert [[each.id for each in reports] for reports in one.told[told:]] == [[one.presence.id]]
 
