@@ -467,6 +467,12 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int = 0
     kv_bytes_per_token: int = 0
     activation_bytes: int = 0
+    process_bytes: int = 0  # of the worker without a model; 0: weights and cache are on a device with its own memory
+
+    @property
+    def total_bytes(self) -> int:
+        """Of a worker whose KV cache is full, in its largest step."""
+        return self.weights_bytes + self.kv_bytes + self.activation_bytes + self.process_bytes
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

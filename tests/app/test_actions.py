@@ -16,7 +16,7 @@ from inferd.config import Config, ModelConfig, VersionsConfig
 from inferd.gateway.control import ModelReport, ReplicaReport
 from inferd.observe.startup import LoadReport, Phase
 from inferd.router.status import ModelStatus, ReplicaStatus
-from inferd.types import ModelInfo
+from inferd.types import MemoryPlan, ModelInfo
 
 REPLICA = ReplicaStatus(
     index=1,
@@ -38,6 +38,7 @@ REPLICA = ReplicaStatus(
     node="far",
 )
 INFO = ModelInfo(
+    memory=MemoryPlan(weights_bytes=10, kv_bytes=5, activation_bytes=3, process_bytes=2),
     name="m",
     source="m",
     architecture="LlamaForCausalLM",
@@ -96,6 +97,7 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
                 is_fallback=True,
                 restarts=6,
                 memory_bytes=4,
+                planned_bytes=20,
                 pid=7,
                 load=LOAD,
                 artifact="0123456789ab",

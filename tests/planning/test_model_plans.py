@@ -15,6 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.families import FAMILIES, write_checkpoint
 
+from inferd.checkpoints.architecture import read_config
+from inferd.checkpoints.declared_tensors import declared_tensors
+from inferd.checkpoints.decoder_config import Source
+from inferd.checkpoints.footprint import held_bytes, used_tensors
 from inferd.config import Config, KVCacheConfig, ModelConfig, SchedulerConfig, ServerConfig, SpeculationConfig
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
@@ -54,6 +58,16 @@ def test_every_familys_weights_are_planned_to_the_byte(name: str, tmp_path: Path
     assert estimate.kv_bytes_per_token == 2 * 2 * (
         decoder.config.num_layers * decoder.config.num_kv_heads * decoder.config.head_dim
     )
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_plan_without_weights_counts_what_the_files_would(name: str, tmp_path: Path) -> None:
+    write_checkpoint(name, tmp_path)
+    dims = read_config(Source(tmp_path / "config.json"))
+    stored, declared = used_tensors(tmp_path, dims), declared_tensors(dims)
+    assert {key: entry.shape for key, entry in declared.items()} == {key: entry.shape for key, entry in stored.items()}
+    for itemsize, asked in ((4, "none"), (2, "fp8"), (2, "int8"), (2, "int4")):
+        assert held_bytes(declared, {}, dims, itemsize, asked) == held_bytes(stored, {}, dims, itemsize, asked)
 
 
 @pytest.mark.parametrize(

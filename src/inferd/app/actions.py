@@ -42,6 +42,7 @@ from inferd.tenancy.control import Control
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.limiter import QuotaUse
 from inferd.tenancy.principal import Principal
+from inferd.types import ModelInfo
 
 _TENANT = "tenant:"  # owners of limits are tenants and keys
 
@@ -237,7 +238,7 @@ def model_report(
         state=status.state,
         load=status.load,
         replicas_ready=status.replicas_ready,
-        replicas=[_replica(replica, loads.get((status.name, replica.index))) for replica in replicas],
+        replicas=[_replica(replica, loads.get((status.name, replica.index)), status.info) for replica in replicas],
         waiting=status.waiting,
         in_flight=status.in_flight,
         waiting_tokens=status.waiting_tokens,
@@ -255,7 +256,8 @@ def model_report(
     )
 
 
-def _replica(replica: ReplicaStatus, load: LoadReport | None) -> ReplicaReport:
+def _replica(replica: ReplicaStatus, load: LoadReport | None, info: ModelInfo | None) -> ReplicaReport:
+    is_planned = info is not None and info.memory.process_bytes > 0 and replica.rss_bytes > 0
     return ReplicaReport(
         index=replica.index,
         kind=replica.kind,
@@ -268,6 +270,7 @@ def _replica(replica: ReplicaStatus, load: LoadReport | None) -> ReplicaReport:
         is_fallback=replica.is_fallback,
         restarts=replica.restarts,
         memory_bytes=replica.rss_bytes,
+        planned_bytes=info.memory.total_bytes if info is not None and is_planned else 0,
         pid=replica.pid,
         node=replica.node,
         load=load,

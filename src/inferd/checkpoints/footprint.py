@@ -5,22 +5,30 @@ The planner uses it before a worker exists, and the worker before it imports tor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from inferd.checkpoints.architecture import is_ignorable
 from inferd.checkpoints.decoder_config import DecoderConfig, Source
-from inferd.checkpoints.safetensors import read_table, weight_files
+from inferd.checkpoints.safetensors import Entry, read_table, weight_files
 from inferd.checkpoints.stored.layout import Layout, layouts, served_bytes
 from inferd.errors import ModelLoadError
 from inferd.native.forms import Rule
 
 
 def weight_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: int, asked: str) -> int:
-    """Bytes of the tensors that the model uses.
+    """Bytes of the tensors that the model uses, by the headers of its files.
 
     A tensor counts in the model's number format, as its stored integers, or as the integers that ``asked`` (the setting
     ``quantization``) makes of it. Raises ModelLoadError.
     """
+    used = used_tensors(folder, dims)
+    stored = {} if source.quantization is None else layouts(source.quantization, used, str(folder))
+    return held_bytes(used, stored, dims, itemsize, asked)
+
+
+def used_tensors(folder: Path, dims: DecoderConfig) -> dict[str, Entry]:
+    """The tensors of a checkpoint's files that the model uses, by name. Raises ModelLoadError."""
     tables = {}
     for path in weight_files(folder):
         try:
@@ -31,8 +39,14 @@ def weight_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: in
     taken = [name for name in tables if not ignorable(name)]
     if dims.tie_word_embeddings and not any(name.endswith(("embed_tokens.weight", "wte.weight")) for name in taken):
         taken += [name for name in tables if name == "lm_head.weight"]  # the other name of the one tensor
-    used = {name: tables[name] for name in taken}
-    stored = {} if source.quantization is None else layouts(source.quantization, used, str(folder))
+    return {name: tables[name] for name in taken}
+
+
+def held_bytes(
+    used: Mapping[str, Entry], stored: Mapping[str, Layout], dims: DecoderConfig, itemsize: int, asked: str
+) -> int:
+    """Bytes of the tensors ``used`` in a loaded model; of a part of its tensors, that part's. ``stored``: its quantised
+    products. ``itemsize`` and ``asked`` as of ``weight_bytes``."""
     if asked not in ("int8", "int4", "fp8"):
         return served_bytes(used, stored, itemsize, lambda layout: layout.is_integer and asked == "auto")
     rule, turned = Rule(asked, dims.hidden_size), dims.architecture == "GPT2LMHeadModel"

@@ -18,6 +18,7 @@ from inferd.errors import InferdError
 COMMANDS = {
     "serve": "serve",
     "check": "check",
+    "plan": "plan.command",
     "status": "running.status",
     "top": "running.top",
     "why": "running.why",
@@ -57,6 +58,7 @@ Start here:
   inferd serve Qwen/Qwen3-0.6B     serve a model of the Hugging Face Hub
   inferd serve ./my-model          serve a folder
   inferd check inferd.yaml         problems of a config file, and its memory
+  inferd plan 70b                  devices that a model needs, and their cost
   inferd serve inferd.yaml         serve a config file, and follow its changes
   inferd status                    the state of the server
   inferd top                       its live numbers

@@ -287,6 +287,7 @@ def _info(
             arena,
             weights_bytes=memory.weights_bytes,
             activations=headroom_bytes(config, dims, itemsize=decoder.dtype.itemsize) - runtime_bytes(),
+            on_cpu=device.type == "cpu",
         ),
         load_s=phases.seconds,
         num_threads=torch.get_num_threads(),

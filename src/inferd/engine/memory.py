@@ -210,10 +210,11 @@ def plan_blocks(
     return blocks
 
 
-def memory_plan(arena: Arena, *, weights_bytes: int, activations: int) -> MemoryPlan:
+def memory_plan(arena: Arena, *, weights_bytes: int, activations: int, on_cpu: bool) -> MemoryPlan:
     return MemoryPlan(
         weights_bytes=weights_bytes,
         kv_bytes=arena.nbytes,
         kv_bytes_per_token=arena.bytes_per_token,
         activation_bytes=activations,
+        process_bytes=runtime_bytes() if on_cpu else 0,
     )

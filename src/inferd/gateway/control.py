@@ -41,6 +41,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     is_fallback: bool = False
     restarts: int = 0
     memory_bytes: int = 0  # 0: unknown, or elsewhere
+    planned_bytes: int = 0  # what it takes by its plan when its KV cache is full; 0: not planned, or elsewhere
     pid: int | None = None  # of its worker
     node: str = ""  # where its worker is; empty: on the server's machine
     load: LoadReport | None = None  # the last load by this replica's worker

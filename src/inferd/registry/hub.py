@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,16 @@ ALLOWED = (
 IGNORED = ("[!0-9]*/*", "consolidated*.safetensors")
 
 
-def download(repo: str, revision: str | None, progress: Callable[[str, int, int], None]) -> Path:
+def download(
+    repo: str,
+    revision: str | None,
+    progress: Callable[[str, int, int], None],
+    files: Sequence[str] = ALLOWED,
+    into: Path | None = None,
+) -> Path:
     """The local snapshot of ``repo`` at ``revision`` (default: its main branch), from the cache when it is complete.
-    ``progress`` is called with ('download', bytes done, bytes in total).
+    ``progress`` is called with ('download', bytes done, bytes in total). ``files``: patterns of those that are needed.
+    ``into``: a folder for them instead of the cache, which has whole models.
 
     Raises ModelLoadError with the remedy when the hub, the repository, the revision or the disk
     does not allow it.
@@ -62,7 +69,8 @@ def download(repo: str, revision: str | None, progress: Callable[[str, int, int]
         found = snapshot_download(
             repo,
             revision=revision,
-            allow_patterns=list(ALLOWED),
+            allow_patterns=list(files),
+            local_dir=into,
             ignore_patterns=list(IGNORED),
             tqdm_class=_bar_class(progress),
         )

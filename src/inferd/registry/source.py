@@ -210,6 +210,16 @@ def find(source: str) -> Path | None:
     return cached(hub_id["repo"], hub_id["revision"])
 
 
+def fetch_config(source: str, into: Path) -> Path:
+    """The folder ``into`` with the config.json of a hub id, and nothing else of the model. Raises ModelLoadError."""
+    hub_id = _HUB_ID.fullmatch(source)
+    if hub_id is None:
+        raise ModelLoadError(f"{source!r} is not a hub id such as Qwen/Qwen3-0.6B.", param="source")
+    from inferd.registry.hub import download
+
+    return download(hub_id["repo"], hub_id["revision"], silent, ("config.json",), into)
+
+
 def is_remote(source: str) -> bool:
     """Whether resolving the source asks a hub or a registry."""
     return is_reference(source) or (source not in _BUNDLED and bool(_HUB_ID.fullmatch(source)) and not is_path(source))

@@ -17,7 +17,7 @@ from inferd import clock
 from inferd.app.control_socket import open_control_socket
 from inferd.cli.main import main
 from inferd.cli.running.control import find_server, model_path
-from inferd.cli.running.status import duration, exit_code, rendered, restarts_text
+from inferd.cli.running.status import duration, exit_code, planned_text, rendered, restarts_text
 from inferd.errors import InferdError, InvalidRequest, Unauthenticated, Unavailable
 from inferd.gateway.control import ModelReport, ReplicaReport, ServerReport, UnloadReport
 
@@ -293,3 +293,18 @@ def test_durations_are_said_in_two_units(seconds: float, text: str) -> None:
 
 def test_restarts_are_counted_as_people_count() -> None:
     assert [restarts_text(count) for count in (0, 1, 2)] == ["", "1 restart", "2 restarts"]
+
+
+@pytest.mark.parametrize(
+    ("taken", "planned", "text"),
+    [
+        (0, 10**9, ""),
+        (10**9, 0, ""),
+        (2**30, 2 * 2**30, "50 % of the planned 2.00 GiB"),
+        (1050 * 2**20, 1000 * 2**20, "105 % of the planned 0.98 GiB"),
+        (1060 * 2**20, 1000 * 2**20, "106 % of the planned 0.98 GiB, MORE THAN PLANNED"),
+    ],
+)
+def test_a_replica_is_compared_with_its_plan(taken: int, planned: int, text: str) -> None:
+    replica = ReplicaReport(index=0, kind="local", name="m/0", state="ready", memory_bytes=taken, planned_bytes=planned)
+    assert planned_text(replica) == text

@@ -44,6 +44,9 @@ _BAR: Final = 20
 
 _SHADES: Final = "█▒▓░"
 
+PLAN_ERROR: Final = 1.05
+"""Of the planned memory: a replica above it takes more than its plan allows for."""
+
 MAX_JOBS: Final = 20
 """Batch jobs that are shown."""
 
@@ -245,11 +248,21 @@ def _about(replica: ReplicaReport) -> list[str]:
         f"process {replica.pid}" if replica.pid is not None else "",
         f"on node {replica.node}" if replica.node else "",
         f"files {replica.artifact}" if replica.artifact else "",
+        planned_text(replica),
         restarts_text(replica.restarts),
         replica.region,
         "fallback" if replica.is_fallback else "",
         replica.detail,
     ]
+
+
+def planned_text(replica: ReplicaReport) -> str:
+    """What of the memory that was planned for a replica it takes; empty where nothing was planned."""
+    if not replica.planned_bytes or not replica.memory_bytes:
+        return ""
+    share = replica.memory_bytes / replica.planned_bytes
+    above = ", MORE THAN PLANNED" if share > PLAN_ERROR else ""
+    return f"{100 * share:.0f} % of the planned {bytes_text(replica.planned_bytes)}{above}"
 
 
 def restarts_text(count: int) -> str:

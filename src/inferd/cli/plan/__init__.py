@@ -1,0 +1,1 @@
+"""``inferd plan``: the command, and its answer as text."""
