@@ -28,6 +28,59 @@ struct DecoderLayer {
     AttentionArgs attention;  // what is the same in every step
 };
 
+enum Product { kQkv = 0, kOut = 1, kGateUp = 2, kDown = 3, kProducts = 4 };  // of a layer; an adapter may change each
+
+// The low-rank products of one adapter, by layer and product (engine/adapters.py keeps their memory alive).
+class Adapter {
+  public:
+    explicit Adapter(int64_t layers) : parts_(size_t(layers * kProducts)) {}
+    void add(int64_t layer, int64_t product, const LowRankPart& part) { parts_.at(size_t(layer * kProducts + product)).push_back(part); }
+    const std::vector<LowRankPart>& parts(int64_t layer, int64_t product) const { return parts_.at(size_t(layer * kProducts + product)); }
+
+  private:
+    std::vector<std::vector<LowRankPart>> parts_;
+};
+
+// The rows of a step that use adapters, gathered by adapter.
+class AdapterRows {
+  public:
+    AdapterRows() = default;
+    // of [rows]: a row's place in `adapters`, or < 0: none.
+    AdapterRows(const std::vector<const Adapter*>& adapters, const int32_t* of, int64_t rows) : adapters_(adapters), rows_(adapters.size()) {
+        for (int64_t i = 0; i < rows; i++)
+            if (of[i] >= 0) rows_.at(size_t(of[i])).push_back(i);
+    }
+    // The same for a step of which only the rows `kept` (ascending) remain.
+    AdapterRows kept(const int64_t* kept, int64_t count) const {
+        AdapterRows found;
+        found.adapters_ = adapters_;
+        for (const std::vector<int64_t>& rows : rows_) {
+            std::vector<int64_t> left;
+            size_t at = 0;
+            for (int64_t i = 0; i < count; i++) {
+                while (at < rows.size() && rows[at] < kept[i]) at++;
+                if (at < rows.size() && rows[at] == kept[i]) left.push_back(i);
+            }
+            found.rows_.push_back(std::move(left));
+        }
+        return found;
+    }
+    // y += what each row's adapter adds to one product of a layer.
+    void apply(const Kernels& k, Dtype dtype, int64_t layer, int64_t product, const void* x, int64_t x_stride, void* y, int64_t y_stride,
+               int threads) const {
+        std::vector<LowRankGroup> groups;
+        for (size_t i = 0; i < adapters_.size(); i++) {
+            const std::vector<LowRankPart>& parts = adapters_[i]->parts(layer, product);
+            if (!parts.empty() && !rows_[i].empty()) groups.push_back({parts.data(), int64_t(parts.size()), rows_[i].data(), int64_t(rows_[i].size())});
+        }
+        if (!groups.empty()) k.low_rank(dtype, {x, x_stride, y, y_stride, groups.data(), int64_t(groups.size())}, threads);
+    }
+
+  private:
+    std::vector<const Adapter*> adapters_;
+    std::vector<std::vector<int64_t>> rows_;
+};
+
 struct StepRows {
     const int64_t *token_ids, *positions, *slots;  // [rows]
     const int32_t *query_start, *seq_len;          // [sequences + 1], [sequences]
@@ -35,6 +88,7 @@ struct StepRows {
     int64_t table_stride, sequences, rows;
     const int64_t* output_rows;  // [num_output_rows] rows whose hidden states are needed, ascending
     int64_t num_output_rows;     // < 0: all are needed
+    AdapterRows adapters = {};
 };
 
 class Decoder {
@@ -76,22 +130,23 @@ class Decoder {
     void forward(const Kernels& k, const StepRows& step, const void* embedded, void* out, int threads) {
         if (step.rows == 0) return;
         reserve(step.rows);
-        Call call{*this, k, step, threads, step.rows};
+        Call call{*this, k, step, threads, step.rows, step.adapters};
         call.embed(embedded);
         bool has_branch = false;  // a branch is still to be added to the residual
         for (const DecoderLayer& layer : layers_) {
+            const int64_t index = &layer - layers_.data();
             const void* x = call.enter(has_branch, layer.attention_norm);
-            call.attend(layer, x);
+            call.attend(layer, index, x);
             if (step.num_output_rows >= 0 && &layer == &layers_.back()) {
                 call.keep_output_rows();
                 if (call.rows == 0) return;
             }
-            call.linear(layer.out, attended_, shape_.heads * shape_.head_dim, branch_, shape_.hidden);
+            call.linear(index, kOut, layer.out, attended_, shape_.heads * shape_.head_dim, branch_, shape_.hidden);
             call.leave(layer.attention_out_norm);
             x = call.enter(true, layer.feed_forward_norm);
-            call.linear(layer.gate_up, x, shape_.hidden, gate_up_, 2 * shape_.intermediate);
+            call.linear(index, kGateUp, layer.gate_up, x, shape_.hidden, gate_up_, 2 * shape_.intermediate);
             k.gate_and_mul(shape_.dtype, shape_.gate, gate_up_, 2 * shape_.intermediate, gated_, call.rows, shape_.intermediate, threads);
-            call.linear(layer.down, gated_, shape_.intermediate, branch_, shape_.hidden);
+            call.linear(index, kDown, layer.down, gated_, shape_.intermediate, branch_, shape_.hidden);
             call.leave(layer.feed_forward_out_norm);
             has_branch = true;
         }
@@ -115,6 +170,7 @@ class Decoder {
         const StepRows& step;
         const int threads;
         int64_t rows;  // still computed
+        AdapterRows adapters;  // of these rows
 
         // Moves the output rows of the tensors that the rest of the layer reads to the front.
         void keep_output_rows() {
@@ -124,6 +180,7 @@ class Decoder {
                 memmove(row(d.residual_, i, hidden), row(d.residual_, step.output_rows[i], hidden), size_t(hidden));
             }
             rows = step.num_output_rows;
+            adapters = adapters.kept(step.output_rows, step.num_output_rows);
         }
         void embed(const void* embedded) const {
             const Shape& s = d.shape_;
@@ -134,9 +191,11 @@ class Decoder {
                 memcpy(d.residual_, embedded, size_t(count * d.item()));
             if (s.embedding_scale != 1.0f) k.multiply(s.dtype, d.residual_, count, s.embedding_scale, threads);
         }
-        void linear(const Weights& weights, const void* x, int64_t x_stride, void* out, int64_t out_stride) const {
+        // One product of a layer, with what the rows' adapters add to it: the one place where adapters apply.
+        void linear(int64_t layer, Product product, const Weights& weights, const void* x, int64_t x_stride, void* out, int64_t out_stride) const {
             const Dtype dtype = d.shape_.dtype;
             k.linear(weights, {dtype, x, x_stride, dtype, out, out_stride, rows, Activation::none}, threads);
+            adapters.apply(k, dtype, layer, product, x, x_stride, out, out_stride, threads);
         }
         void norm(const void* x, void* residual, const void* weight, void* out) const {
             const Shape& s = d.shape_;
@@ -158,11 +217,11 @@ class Decoder {
             if (d.shape_.residual_multiplier != 1.0f)
                 k.multiply(d.shape_.dtype, d.branch_, rows * d.shape_.hidden, d.shape_.residual_multiplier, threads);
         }
-        void attend(const DecoderLayer& layer, const void* x) const {
+        void attend(const DecoderLayer& layer, int64_t index, const void* x) const {
             const Shape& s = d.shape_;
             const int64_t width = d.qkv_width(), heads = s.heads * s.head_dim, kv_heads = s.kv_heads * s.head_dim;
             void *const q = d.qkv_, *const key = const_cast<void*>(d.element(q, heads));
-            linear(layer.qkv, x, s.hidden, q, width);
+            linear(index, kQkv, layer.qkv, x, s.hidden, q, width);
             if (layer.q_norm) {
                 norm_heads(q, layer.q_norm, s.heads);
                 norm_heads(key, layer.k_norm, s.kv_heads);

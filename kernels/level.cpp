@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "encoder.h"
 #include "linear.h"
+#include "low_rank.h"
 #include "rounding.h"
 #include "sampling.h"
 
@@ -73,12 +74,15 @@ void do_text_attention(Dtype dtype, const TextAttentionArgs& g, int threads) {
     INFERD_BY_DTYPE(text_attention<float>(g, threads), text_attention<bf16>(g, threads));
 }
 void do_sample(const SampleArgs& g, int threads) { sample(g, threads); }
+void do_low_rank(Dtype dtype, const LowRankArgs& g, int threads) {
+    INFERD_BY_DTYPE(low_rank<float>(g, threads), low_rank<bf16>(g, threads));
+}
 
 }  // namespace
 
 const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
     INFERD_STRING(INFERD_LEVEL), do_pack, do_pack_ints, do_round_weights, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_add, do_multiply, do_rotary, do_layer_norm,
-    do_text_attention, do_sample,
+    do_text_attention, do_sample, do_low_rank,
 };
 
 }  // namespace inferd

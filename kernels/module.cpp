@@ -182,6 +182,21 @@ NB_MODULE(_kernels, m) {
             active->gate_and_mul(Dtype(dtype), Activation(activation), at(gate_up), stride, at(out), rows, n, threads);
         },
         nogil());
+    nb::class_<Adapter>(m, "Adapter")
+        .def(nb::init<int64_t>())
+        .def(
+            "add",
+            [](Adapter& self, int64_t layer, int64_t product, uintptr_t a, uintptr_t b, int64_t rank, int64_t in, int64_t first, int64_t count,
+               float scale) { self.add(layer, product, {at(a), at(b), rank, in, first, count, scale}); },
+            nb::kw_only(), "layer"_a, "product"_a, "a"_a, "b"_a, "rank"_a, "size"_a, "first"_a, "count"_a, "scale"_a);
+    m.def(
+        "low_rank",
+        [](int dtype, uintptr_t x, int64_t x_stride, uintptr_t y, int64_t y_stride, int64_t rows, const std::vector<const Adapter*>& adapters,
+           uintptr_t adapter_of, int64_t layer, int64_t product, int threads) {
+            AdapterRows(adapters, at<int32_t>(adapter_of), rows)
+                .apply(*active, Dtype(dtype), layer, product, at(x), x_stride, at(y), y_stride, threads);
+        },
+        nogil());
     nb::class_<Decoder>(m, "Decoder")
         .def(
             "__init__",
@@ -217,12 +232,15 @@ NB_MODULE(_kernels, m) {
             "forward",
             [](Decoder& self, uintptr_t token_ids, uintptr_t positions, uintptr_t slots, uintptr_t query_start, uintptr_t seq_len,
                uintptr_t block_table, int64_t table_stride, int64_t sequences, int64_t rows, uintptr_t output_rows, int64_t num_output_rows, uintptr_t embedded,
-               uintptr_t out, int threads) {
+               uintptr_t out, int threads, const std::vector<const Adapter*>& adapters, uintptr_t adapter_of) {
                 self.forward(*active,
                              {at<int64_t>(token_ids), at<int64_t>(positions), at<int64_t>(slots), at<int32_t>(query_start), at<int32_t>(seq_len),
-                              at<int32_t>(block_table), table_stride, sequences, rows, at<int64_t>(output_rows), num_output_rows},
+                              at<int32_t>(block_table), table_stride, sequences, rows, at<int64_t>(output_rows), num_output_rows,
+                              {adapters, at<int32_t>(adapter_of), adapters.empty() ? 0 : rows}},
                              at(embedded), at(out), threads);
             },
+            "token_ids"_a, "positions"_a, "slots"_a, "query_start"_a, "seq_len"_a, "block_table"_a, "table_stride"_a, "sequences"_a, "rows"_a,
+            "wanted"_a, "num_wanted"_a, "embedded"_a, "out"_a, "threads"_a, "adapters"_a = std::vector<const Adapter*>(), "adapter_of"_a = 0,
             nogil());
     nb::class_<Drafter>(m, "Drafter")
         .def(

@@ -101,6 +101,30 @@ struct SampleArgs {
     int64_t* tokens;       // out: 0 where the best is not finite
 };
 
+// One projection of an adapter: y[.., first .. first + count) += scale * B A x.
+struct LowRankPart {
+    const void* a;  // [rank, in]
+    const void* b;  // [ceil(count / kPanel), rank, kPanel]: B transposed, in panels of outputs
+    int64_t rank, in, first, count;
+    float scale;
+};
+
+struct LowRankGroup {  // the rows that use one adapter
+    const LowRankPart* parts;
+    int64_t num_parts;
+    const int64_t* rows;  // [num_rows]
+    int64_t num_rows;
+};
+
+struct LowRankArgs {
+    const void* x;     // [rows, >= in], all in one format
+    int64_t x_stride;  // elements
+    void* y;           // [rows, y_stride], changed in place
+    int64_t y_stride;
+    const LowRankGroup* groups;  // no row is in two
+    int64_t num_groups;
+};
+
 struct Kernels {
     const char* name;
     void (*pack)(Dtype, const void* weight, int64_t stride, int64_t out, int64_t in, int64_t first_row, void* packed, int threads);
@@ -131,6 +155,7 @@ struct Kernels {
     void (*layer_norm)(const LayerNormArgs&, int threads);
     void (*text_attention)(Dtype out, const TextAttentionArgs&, int threads);
     void (*sample)(const SampleArgs&, int threads);
+    void (*low_rank)(Dtype, const LowRankArgs&, int threads);
 };
 
 extern const Kernels kernels_generic;

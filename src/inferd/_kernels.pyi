@@ -165,6 +165,39 @@ def gate_and_mul(
     dtype: int, activation: int, gate_up: int, stride: int, out: int, rows: int, size: int, threads: int, /
 ) -> None: ...
 
+class Adapter:
+    """The low-rank products of one adapter, by layer and product: addresses of memory that its maker keeps alive."""
+
+    def __init__(self, layers: int, /) -> None: ...
+    def add(
+        self,
+        *,
+        layer: int,
+        product: int,
+        a: int,
+        b: int,
+        rank: int,
+        size: int,
+        first: int,
+        count: int,
+        scale: float,
+    ) -> None: ...
+
+def low_rank(
+    dtype: int,
+    x: int,
+    x_stride: int,
+    y: int,
+    y_stride: int,
+    rows: int,
+    adapters: list[Adapter],
+    adapter_of: int,
+    layer: int,
+    product: int,
+    threads: int,
+    /,
+) -> None: ...
+
 class Decoder:
     """A Llama-like decoder's plan: addresses of memory that its maker keeps alive (kernels/decoder.h)."""
 
@@ -229,7 +262,8 @@ class Decoder:
         embedded: int,
         out: int,
         threads: int,
-        /,
+        adapters: list[Adapter] = ...,
+        adapter_of: int = 0,
     ) -> None: ...
 
 class Drafter:

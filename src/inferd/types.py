@@ -197,6 +197,8 @@ class GenerateRequest(Request, frozen=True, kw_only=True, tag="generate", omit_d
     form: AnswerForm | None = None  # None: the model's plain text
     resumes: Continuation | None = None  # continue an answer instead of starting one
     answer_sets: tuple[AnswerSet, ...] = ()  # score these answers instead of generating one
+    adapter: str = ""  # the name of the adapter that changes the model; empty: the model itself
+    adapter_identity: str = ""  # the adapter must be this one; empty: any of its name
 
     @property
     def width(self) -> int:
@@ -485,6 +487,15 @@ class TensorSpec(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()  # names of the classes along the last dimension
 
 
+class AdapterState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One adapter of a replica."""
+
+    source: str
+    identity: str = ""  # digest of its files and of the base; empty: it is not loaded
+    num_bytes: int = 0  # memory of its matrices
+    failure: Failure | None = None  # of the last load
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The properties of a loaded model."""
 
@@ -527,6 +538,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...] = ()  # the processor cores of these threads; empty: unknown
     kernels: str = ""  # instruction set of the compiled kernels; none: only torch computes it; empty: unknown
     is_decoupled: bool = False  # one request may have several answers
+    adapters: dict[str, AdapterState] = {}  # by name, as they were when the model was loaded
 
 
 class StepParts(msgspec.Struct, frozen=True, array_like=True):

@@ -46,7 +46,7 @@ _DTYPES = {
 Progress = Callable[[str, int, int], None]
 
 
-class _File:
+class MappedFile:
     """One safetensors file: its validated table of tensors and its bytes, mapped."""
 
     def __init__(self, path: Path) -> None:
@@ -88,10 +88,10 @@ class Weights:
         self.dtype = dtype
         self.device = device
         self._progress = progress
-        self._where: dict[str, _File] = {}
+        self._where: dict[str, MappedFile] = {}
         for path in weight_files(folder):
             try:
-                file = _File(path)
+                file = MappedFile(path)
             except OSError as error:
                 raise ModelLoadError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
             for name in file.table:

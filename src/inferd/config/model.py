@@ -143,6 +143,30 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
     chat_template: Annotated[
         str | None, Meta(description="Path of a Jinja chat template that replaces the checkpoint's own.")
     ] = None
+    adapters: Annotated[
+        dict[str, str],
+        Meta(
+            description=(
+                "LoRA adapters by the names that clients use: each a folder that peft saved, or a Hugging Face Hub id "
+                "(optionally id@revision)."
+            )
+        ),
+    ] = {}
+    adapter_roots: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=("Folders from which POST /v1/load_lora_adapter may load; unset: it loads from the Hub alone.")
+        ),
+    ] = ()
+    adapter_memory_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description=(
+                "Most memory of a replica for adapters, which the memory plan keeps for them; unset: the plan counts "
+                "those of the configuration, and others take what is free."
+            )
+        ),
+    ] = None
     use_generation_config: Annotated[
         bool, Meta(description="Use the sampling defaults of the checkpoint's generation_config.json.")
     ] = True

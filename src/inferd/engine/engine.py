@@ -7,7 +7,7 @@ belongs to the loop thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 import torch
@@ -31,7 +31,7 @@ from inferd.engine.speculation.speculation import Speculation
 from inferd.engine.step_clock import StepClock
 from inferd.errors import InferdError, InvalidRequest, Overloaded
 from inferd.structured.guide import INVALID_ANSWER, Guide
-from inferd.types import Chat, GenerateRequest, ModelInfo, Output, SamplingParams, StepStats, TextPrompt
+from inferd.types import AdapterState, Chat, GenerateRequest, ModelInfo, Output, SamplingParams, StepStats, TextPrompt
 
 _MOST_CERTAIN = 64  # tokens that are appended to a sequence at once because nothing else may follow
 _PROMPT_LOGITS_ROWS = 64  # rows of prompt logits held at a time: 64 x 151,936 x 4 bytes = 39 MB
@@ -101,6 +101,11 @@ class Engine:
         ids = self._preparer.tokenize(prompt, Owner(tenant))
         return ids, [self._preparer.tokenizer.token_string(i) for i in ids] if want_strings else None
 
+    def set_adapters(self, wanted: Mapping[str, str]) -> dict[str, AdapterState]:
+        """Load and unload adapters until they are those of ``wanted`` (name -> source); their states."""
+        adapters = self._preparer.adapters
+        return {} if adapters is None else adapters.apply(wanted)
+
     def detokenize(self, token_ids: list[int]) -> str:
         size = self._info.vocab_size
         bad = next((t for t in token_ids if not 0 <= t < size), None)
@@ -129,6 +134,7 @@ class Engine:
             sampling=sampling,
             seed=prepared.seed,
             salt=prepared.salt,
+            adapter=prepared.adapter,
             tenant=request.tenant,
             weight=request.weight,
             priority=request.priority,

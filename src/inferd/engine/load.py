@@ -23,11 +23,13 @@ from inferd.checkpoints.text.chat_template import ChatTemplate
 from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.checkpoints.weight_cache import WeightCache
 from inferd.config import ModelConfig
+from inferd.engine.adapters import Adapters
 from inferd.engine.engine import Engine
 from inferd.engine.forms import Forms
 from inferd.engine.memory import (
     FREE_SHARE,
     Arena,
+    adapters_bytes,
     headroom_bytes,
     memory_plan,
     plan_arena,
@@ -92,7 +94,7 @@ class _Memory:
     attention: AttentionKind
     gpu: DeviceLoad | None  # None: the CPU, or a device without Triton
     arena: Arena
-    weights_bytes: int  # with the draft model's
+    weights_bytes: int  # with the draft model's, and the part for adapters
 
 
 def create_backend(
@@ -118,8 +120,11 @@ def create_backend(
     if config.threads is None and checkpoint.decoder.weights_bytes < _WORTH_SHARING_BYTES:
         torch.set_num_threads(1)
     draft = load_draft(config, folder, checkpoint.num_tokens, device, progress)
+    adapters = Adapters(checkpoint.decoder, device, checkpoint.digest, config.adapter_memory_bytes)
+    adapters.apply(config.adapters, progress)
+    phases.done("adapters")
     progress("KV cache", 0, 0)
-    memory = _plan_memory(config, checkpoint.decoder, draft, device)
+    memory = _plan_memory(config, checkpoint.decoder, draft, adapters, device)
     runner = _runner(config, checkpoint.decoder, memory, device, weight_memory)
     scheduler = _scheduler(config, memory.arena.num_blocks)
     phases.done("kv_cache")
@@ -132,8 +137,8 @@ def create_backend(
     notation = _notation(folder, checkpoint, eos_ids)
     phases.done("answer_format")
     engine = Engine(
-        info=_info(name, config, checkpoint, memory, eos_ids, notation, device, phases, used),
-        preparer=_preparer(config, checkpoint, memory.arena, used, eos_ids, notation),
+        info=_info(name, config, checkpoint, memory, eos_ids, notation, device, phases, used, adapters),
+        preparer=_preparer(config, checkpoint, memory.arena, used, eos_ids, notation, adapters),
         runner=runner,
         scheduler=scheduler,
         sampler=Sampler(checkpoint.num_tokens),
@@ -180,9 +185,12 @@ def _read_checkpoint(
     return _Checkpoint(decoder, tokenizer, template, digest)
 
 
-def _plan_memory(config: ModelConfig, decoder: Decoder, draft: LoadedDraft | None, device: torch.device) -> _Memory:
+def _plan_memory(
+    config: ModelConfig, decoder: Decoder, draft: LoadedDraft | None, adapters: Adapters, device: torch.device
+) -> _Memory:
     """Raises ModelLoadError where the KV cache does not fit."""
     weights_bytes = decoder.weights_bytes + (draft.decoder.weights_bytes if draft is not None else 0)
+    for_adapters = adapters_bytes(config, sum(state.num_bytes for state in adapters.states.values()))
     attention = _attention(config, decoder, device)
     gpu = _device_load(config, decoder, attention, device) if attention == "triton" else None
     free_bytes = _free_bytes(device) if gpu is None else gpu.free_bytes()
@@ -190,13 +198,13 @@ def _plan_memory(config: ModelConfig, decoder: Decoder, draft: LoadedDraft | Non
         config,
         decoder.config,
         itemsize=decoder.dtype.itemsize,
-        weights_bytes=weights_bytes,
+        weights_bytes=weights_bytes + for_adapters,
         free_bytes=free_bytes,
         share=FREE_SHARE if gpu is None else 1.0,
         draft_bytes_per_token=draft.kv_bytes_per_token if draft is not None else 0,
     )
     refuse_more_than_is_free(arena, config, free_bytes)
-    return _Memory(attention, gpu, arena, weights_bytes)
+    return _Memory(attention, gpu, arena, weights_bytes + for_adapters)
 
 
 def _runner(
@@ -261,6 +269,7 @@ def _info(
     device: torch.device,
     phases: _Phases,
     defaults: GenerationDefaults,
+    adapters: Adapters,
 ) -> ModelInfo:
     decoder, arena = checkpoint.decoder, memory.arena
     dims = decoder.config
@@ -293,6 +302,7 @@ def _info(
         num_threads=torch.get_num_threads(),
         cores=usable_cores(),
         kernels=compiled.level() if device.type == "cpu" else "",
+        adapters=adapters.states,
     )
 
 
@@ -303,6 +313,7 @@ def _preparer(
     defaults: GenerationDefaults,
     eos_ids: frozenset[int],
     notation: Notation | None,
+    adapters: Adapters,
 ) -> Preparer:
     limits = Limits(
         vocab_size=checkpoint.decoder.config.vocab_size,
@@ -313,7 +324,14 @@ def _preparer(
     )
     compiler = Compiler(Vocabulary(checkpoint.tokenizer, checkpoint.num_tokens, eos_ids))
     return Preparer(
-        checkpoint.tokenizer, checkpoint.template, defaults, eos_ids, limits, config.seed, Forms(compiler, notation)
+        checkpoint.tokenizer,
+        checkpoint.template,
+        defaults,
+        eos_ids,
+        limits,
+        config.seed,
+        Forms(compiler, notation),
+        adapters,
     )
 
 

@@ -64,6 +64,11 @@ def headroom_bytes(config: ModelConfig, dims: DecoderConfig, *, itemsize: int) -
     return runtime_bytes() + rows + logits + tables
 
 
+def adapters_bytes(config: ModelConfig, configured_bytes: int) -> int:
+    """Memory that the plan keeps for adapters. ``configured_bytes``: of those that the configuration names."""
+    return max(configured_bytes, config.adapter_memory_bytes or 0)
+
+
 def plan_arena(
     config: ModelConfig,
     dims: DecoderConfig,

@@ -110,6 +110,7 @@ class NativeDecoder:
             _address(embedded),
             out.data_ptr(),
             torch.get_num_threads(),
+            *(() if batch.adapters is None else (batch.adapters.plans, batch.adapters.of.data_ptr())),
         )
         return out
 

@@ -18,9 +18,11 @@ from inferd.checkpoints.answers.notation import Parsing
 from inferd.checkpoints.generation_config import GenerationDefaults
 from inferd.checkpoints.text.chat_template import ChatTemplate
 from inferd.checkpoints.text.tokenizer import NO_OWNER, Owner, Tokenizer
+from inferd.engine.adapters import Adapters
 from inferd.engine.answer_trie import AnswerTrie, Tokenized
 from inferd.engine.forms import Forms
-from inferd.errors import ContextLengthExceeded, InvalidRequest
+from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, WorkerDied
+from inferd.native.low_rank import LoadedAdapter
 from inferd.structured.guide import CompiledGrammar
 from inferd.types import JSON, Chat, Continuation, GenerateRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 
@@ -42,6 +44,7 @@ class Prepared:
     bad_words: tuple[tuple[int, ...], ...]
     grammar: CompiledGrammar | None  # of the whole answer; None: any text
     salt: bytes
+    adapter: LoadedAdapter | None  # held to the end of the request; None: the base alone
     begun_s: float  # seconds after its arrival at which its tokenizing began,
     tokenized_s: float  # and ended
     parsing: Parsing | None = None  # None: an answer is plain text
@@ -89,13 +92,16 @@ class Preparer:
         limits: Limits,
         seed: int | None,
         forms: Forms,
+        adapters: Adapters | None = None,
     ) -> None:
+        """``adapters``: of the model; None: it can have none."""
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults
         self.eos_ids = eos_ids
         self.limits = limits
         self._forms = forms
+        self.adapters = adapters
         self._random = random.Random(seed)
         self.tokenize_s = 0.0
 
@@ -111,8 +117,9 @@ class Preparer:
         """Raises InvalidRequest, naming the field, the value and the remedy. May raise TakesLong, as
         ``PreparingBackend`` says."""
         began = clock.now()
+        adapter = self._adapter(request)
         if request.answer_sets:
-            return self._prepare_answers(request, began)
+            return self._prepare_answers(request, adapter, began)
         keep = request.truncate_prompt_tokens
         if isinstance(request.prompt, TextPrompt) and keep is None:
             self._refuse_far_too_long(request.prompt.text)
@@ -145,7 +152,8 @@ class Preparer:
             stop_ids=self.eos_ids | frozenset(sampling.stop_token_ids),
             bad_words=self._bad_words(sampling, owner),
             grammar=grammar,
-            salt=_salt(request),
+            salt=_salt(request, adapter),
+            adapter=adapter,
             begun_s=began - request.arrived_at,
             tokenized_s=done - request.arrived_at,
             parsing=parsing,
@@ -177,7 +185,21 @@ class Preparer:
             )
         return self.template.render(prompt)
 
-    def _prepare_answers(self, request: GenerateRequest, began: float) -> Prepared:
+    def _adapter(self, request: GenerateRequest) -> LoadedAdapter | None:
+        """Raises ModelNotFound; WorkerDied for an answer that was begun with other files of the adapter."""
+        if not request.adapter:
+            return None
+        if self.adapters is None:
+            raise ModelNotFound(f"This model has no adapter {request.adapter!r}.", param="model")
+        adapter = self.adapters.find(request.adapter)
+        if request.adapter_identity not in ("", adapter.identity.hex()):
+            raise WorkerDied(
+                f"The adapter {request.adapter!r} was replaced after output had been sent. The answer is incomplete; "
+                "send the request again."
+            )
+        return adapter
+
+    def _prepare_answers(self, request: GenerateRequest, adapter: LoadedAdapter | None, began: float) -> Prepared:
         """A request that scores answers: its prompt is what all of them share."""
         trie = self._tokenize_answers(request)
         if not trie.root.tokens:
@@ -197,7 +219,8 @@ class Preparer:
             stop_ids=self.eos_ids,
             bad_words=(),
             grammar=None,
-            salt=_salt(request),
+            salt=_salt(request, adapter),
+            adapter=adapter,
             begun_s=began - request.arrived_at,
             tokenized_s=done - request.arrived_at,
             answers=trie,
@@ -452,9 +475,12 @@ def _joined(messages: list[JSON]) -> list[JSON]:
     return found
 
 
-def _salt(request: GenerateRequest) -> bytes:
-    """The salt that separates the cached prefixes of tenants; empty for anonymous requests."""
-    if not request.tenant and not request.cache_salt:
+def _salt(request: GenerateRequest, adapter: LoadedAdapter | None) -> bytes:
+    """The salt that separates the cached prefixes of tenants and of adapters; empty for anonymous requests of the
+    base."""
+    if not request.tenant and not request.cache_salt and adapter is None:
         return b""
     text = f"{len(request.tenant)}:{request.tenant}{request.cache_salt}"
-    return hashlib.blake2b(text.encode(), digest_size=32).digest()
+    # The identity has one length, so no text can stand for one.
+    key = b"" if adapter is None else adapter.identity
+    return hashlib.blake2b(text.encode(), digest_size=32, key=key).digest()

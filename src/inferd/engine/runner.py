@@ -14,6 +14,7 @@ from inferd.engine.scheduling.scheduler import Step
 from inferd.native import compiled
 from inferd.native.attention import FlatBatch
 from inferd.native.kv_cache import KVCache
+from inferd.native.low_rank import AdapterRows, LoadedAdapter
 from inferd.native.paged_attention import AttentionKind, create_attention
 
 if TYPE_CHECKING:
@@ -61,14 +62,16 @@ class Runner:
         ``wanted``, ascending: rows whose hidden states are needed; others need not be computed to the end.
         """
         self.cache.copy_blocks(step.copies)
-        batch = self._flatten(step)
+        adapters = _adapter_rows(step)
+        batch = self._flatten(step, has_adapters=adapters is not None)
+        batch.adapters = adapters
         if wanted is not None and self._on_device is None and len(wanted) < len(batch.token_ids):
             batch.output_rows = self._tensor(np.array(wanted, dtype=np.int64))
         return batch
 
     def compute(self, batch: FlatBatch) -> Tensor:
         """Hidden states [T, H] of the batch's rows."""
-        if self._native is not None and compiled.is_on():
+        if self._native is not None and compiled.is_on() and (batch.adapters is None or batch.adapters.is_native):
             return self._native.forward(batch)
         if self._on_device is not None:
             return self._on_device.compute(batch)
@@ -80,7 +83,7 @@ class Runner:
             hidden = hidden[torch.tensor(rows, device=self.device)]
         return self.decoder.logits(hidden)
 
-    def _flatten(self, step: Step) -> FlatBatch:
+    def _flatten(self, step: Step, *, has_adapters: bool) -> FlatBatch:
         # In plain lists as far as it goes: for the single tokens that most steps consist of, a dozen calls of numpy
         # take longer.
         size = self.cache.block_size
@@ -109,7 +112,7 @@ class Runner:
         by_row = np.array([tokens, positions, slots], dtype=np.int64)
         by_sequence = np.array(ends + lengths, dtype=np.int32)
         if self._on_device is not None:
-            return self._on_device.stage(by_row, by_sequence, table)
+            return self._on_device.stage(by_row, by_sequence, table, has_adapters=has_adapters)
         return FlatBatch(
             token_ids=self._tensor(by_row[0]),
             positions=self._tensor(by_row[1]),
@@ -123,3 +126,17 @@ class Runner:
     def _tensor(self, values: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(values)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
+
+
+def _adapter_rows(step: Step) -> AdapterRows | None:
+    """Which rows use which adapter; None: every row is the base's."""
+    places: dict[LoadedAdapter, int] = {}
+    of: list[int] = []
+    for part in step.slices:
+        adapter = part.sequence.adapter
+        place = -1
+        if adapter is not None:
+            assert isinstance(adapter, LoadedAdapter)
+            place = places.setdefault(adapter, len(places))
+        of += [place] * part.count
+    return AdapterRows(list(places), torch.tensor(of, dtype=torch.int32)) if places else None

@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from inferd.native.low_rank import AdapterRows
+
 
 @dataclass(slots=True)
 class FlatBatch:
@@ -27,6 +29,7 @@ class FlatBatch:
     slots: Tensor  # [T] int64: block * block_size + offset where the row's K and V are written
     num_sequences: int
     output_rows: Tensor | None = None  # [W] int64, ascending: rows whose hidden states are needed; None: all
+    adapters: AdapterRows | None = None  # None: every row is the base's
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from inferd.router.replicas.engine_fields import ENGINE_FIELDS, is_same_engine
 
 # What the gateway's process alone acts on: a running worker need not know.
 ABOVE_THE_WORKER = {
+    "adapters",
+    "adapter_roots",
     *(
         "breaker",
         "cache",

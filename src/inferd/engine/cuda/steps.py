@@ -104,15 +104,23 @@ class StepsOnDevice:
         """Numbers of sequences that have graphs, ascending."""
         return self._sizes
 
-    def stage(self, by_row: np.ndarray, by_sequence: np.ndarray, table: np.ndarray) -> FlatBatch:
+    def stage(
+        self, by_row: np.ndarray, by_sequence: np.ndarray, table: np.ndarray, *, has_adapters: bool = False
+    ) -> FlatBatch:
         """The step as arrays on the device.
 
         ``by_row`` [3, T] int64: tokens, positions, slots. ``by_sequence`` [2 S + 1] int32: bounds of rows, then
-        lengths. ``table`` [S, n] int32.
+        lengths. ``table`` [S, n] int32. ``has_adapters``: some rows use an adapter, which no graph has recorded.
         """
         self._device.select()  # the thread that computes may change from step to step
         count, rows = table.shape[0], by_row.shape[1]
-        if rows == count and self._sizes and count <= self._sizes[-1] and table.shape[1] <= self._table.shape[1]:
+        if (
+            not has_adapters
+            and rows == count
+            and self._sizes
+            and count <= self._sizes[-1]
+            and table.shape[1] <= self._table.shape[1]
+        ):
             size = next(size for size in self._sizes if size >= count)
             return self._fill(size, by_row, by_sequence[count + 1 :], table)
         # Each begins at a multiple of 16 bytes in every step: kernels are compiled for how pointers are aligned.

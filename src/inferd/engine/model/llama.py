@@ -11,16 +11,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inferd.checkpoints.adapter import DOWN, GATE_UP, OUT, QKV
 from inferd.checkpoints.decoder_config import DecoderConfig, Family, MoE
 from inferd.checkpoints.rope_tables import tables
 from inferd.checkpoints.weights import Weights
 from inferd.engine.model.products import merge, product
 from inferd.native import ops
 from inferd.native.attention import Attention, FlatBatch, HeadTransform, ProjectedAttention, Scoring
+from inferd.native.low_rank import AdapterRows
 
 Table = tuple[Tensor, Tensor]
 
 GATES = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+class Adapted:
+    """The products of one layer, with what the rows' adapters add to them: the one place where adapters apply."""
+
+    __slots__ = ("_layer", "_rows")
+
+    def __init__(self, layer: int, rows: AdapterRows | None) -> None:
+        self._layer, self._rows = layer, rows
+
+    def __call__(self, product: int, linear: ops.Linear, x: Tensor) -> Tensor:
+        y = linear(x)
+        return y if self._rows is None else self._rows.add(self._layer, product, x, y)
 
 
 class FeedForward:
@@ -39,8 +54,8 @@ class FeedForward:
         self.down = merge(weights, [(f"{at}.down_proj", hidden)], wide, bias=config.mlp_bias)
         self.gate = GATES[config.activation]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(ops.gate_and_mul(self.gate_up(x), self.gate))
+    def __call__(self, x: Tensor, adapted: Adapted) -> Tensor:
+        return adapted(DOWN, self.down, ops.gate_and_mul(adapted(GATE_UP, self.gate_up, x), self.gate))
 
 
 class Experts:
@@ -64,7 +79,8 @@ class Experts:
             self.gate_up.append(merge(weights, [(gate, wide), (up, wide)], hidden, bias=False))
             self.down.append(merge(weights, [(down, hidden)], wide, bias=False))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapted: Adapted) -> Tensor:
+        """Adapters change no expert: they are refused at load (``checkpoints.adapter``)."""
         shares = F.linear(x, self.router).float().softmax(-1)
         share, chosen = shares.topk(self.moe.top_k, dim=-1)  # [T, k]
         if self.moe.renormalise:
@@ -137,9 +153,10 @@ class Layer:
     ) -> tuple[Tensor, Tensor]:
         """``branch``: still to be added to ``residual``. Returns the same pair for the next layer."""
         h, residual = self._enter(branch, residual, "attention")
-        branch = self._leave(self._attend(h, batch, attention), "after_attention")
+        adapted = Adapted(self.index, batch.adapters)
+        branch = self._leave(self._attend(h, batch, attention, adapted), "after_attention")
         h, residual = self._enter(branch, residual, "feed_forward")
-        return self._leave(self.feed_forward(h), "after_feed_forward"), residual
+        return self._leave(self.feed_forward(h, adapted), "after_feed_forward"), residual
 
     def _enter(self, branch: Tensor | None, residual: Tensor, norm: str) -> tuple[Tensor, Tensor]:
         weight = self.norms.get(norm)
@@ -157,13 +174,13 @@ class Layer:
             branch = branch * self.config.residual_multiplier
         return branch
 
-    def _attend(self, h: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:
+    def _attend(self, h: Tensor, batch: FlatBatch, attention: Attention, adapted: Adapted) -> Tensor:
         config = self.config
         rows, heads, kv_heads, dim = h.shape[0], config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = self.qkv(h)
+        qkv = adapted(QKV, self.qkv, h)
         if isinstance(attention, ProjectedAttention) and self.family.qk_norm != "full":
             out = attention.projected(self.index, qkv, heads, self.head_transform, self.scoring)
-            return self.out(out.view(rows, heads * dim))
+            return adapted(OUT, self.out, out.view(rows, heads * dim))
         q, k, v = torch.split(qkv, [heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
         if self.family.qk_norm == "full":
             q, k = self._norm_qk(q, k)
@@ -173,7 +190,7 @@ class Layer:
         if self.table is not None:
             q, k = ops.rotary(q, k, batch.positions, *self.table)
         out = attention(self.index, q, k, v, self.scoring)
-        return self.out(out.reshape(rows, heads * dim))
+        return adapted(OUT, self.out, out.reshape(rows, heads * dim))
 
     def _norm_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         assert self.q_norm is not None

@@ -172,6 +172,7 @@ class Scheduler:
             sampling=parent.sampling,
             seed=parent.seed,
             salt=parent.salt,
+            adapter=parent.adapter,
             tenant=parent.tenant,
             weight=parent.weight,
             priority=parent.priority,

@@ -31,6 +31,7 @@ class Sequence:
     sampling: SamplingParams
     seed: int
     salt: bytes = b""
+    adapter: object | None = None  # the runner's; its identity is part of the salt. None: the base alone
     tenant: str = ""
     weight: float = 1.0  # the tenant's share among the tenants of its class
     priority: int = 0

@@ -26,6 +26,7 @@ ENGINE_FIELDS = (
     "max_model_len",
     "threads",
     "attention",
+    "adapter_memory_bytes",
     "chat_template",
     "use_generation_config",
     "seed",
