@@ -10,9 +10,10 @@ that a backend may have; a loop asks for each by ``isinstance``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from inferd.types import Chat, GenerateRequest, ModelInfo, Output, PredictRequest, StepStats, TextPrompt
+from inferd.types import AdapterState, Chat, GenerateRequest, ModelInfo, Output, PredictRequest, StepStats, TextPrompt
 
 Work_contra = TypeVar("Work_contra", contravariant=True)
 """What ``add`` is given: a request, or what was prepared from one in another thread."""
@@ -94,6 +95,16 @@ class Tokenizes(Protocol):
     ) -> tuple[list[int], list[str] | None]: ...
 
     def detokenize(self, token_ids: list[int]) -> str: ...
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """A backend whose model can be changed by adapters, each of which clients know by its own name."""
+
+    def set_adapters(self, wanted: Mapping[str, str]) -> dict[str, AdapterState]:
+        """Load and unload adapters until they are those of ``wanted`` (name -> source); the state of each. Called from
+        a thread of its own, beside ``step``."""
+        ...
 
 
 @runtime_checkable

@@ -15,6 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tests.adapters import merged, write_adapter
+from tests.engine.test_engine import PROMPTS, Answer, make_request, run
 
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from inferd.engine.engine import Engine
@@ -22,8 +24,6 @@ from inferd.engine.load import create_backend
 from inferd.errors import ModelNotFound, WorkerDied
 from inferd.native.paged_attention import native_available
 from inferd.types import Continuation, GenerateRequest
-from tests.adapters import merged, write_adapter
-from tests.engine.test_engine import PROMPTS, Answer, make_request, run
 
 RANKS = {"a": 8, "b": 24, "c": 128}
 PROMPT = "The quick brown fox jumps over the lazy dog"
@@ -201,12 +201,15 @@ def test_adapters_work_with(fields: dict[str, Any], tiny_model: Path, folders: d
     engine.close()
 
 
-def test_choices_beams_and_schemas_use_the_adapter(engine: Engine, tiny_model: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_choices_beams_and_schemas_use_the_adapter(
+    engine: Engine, tiny_model: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
     whole = load(merged(tiny_model, folders["b"], tmp_path / "whole"), {})
-    for options in (
+    cases: list[dict[str, Any]] = [
         {"n": 2, "temperature": 1.0, "seed": 3},
         {"n": 2, "use_beam_search": True, "temperature": 0.0},
-    ):
+    ]
+    for options in cases:
         (found,) = run(engine, request("x", PROMPT, "b", **options))
         (expected,) = run(whole, request("x", PROMPT, **options))
         assert [found.tokens(i) for i in range(2)] == [expected.tokens(i) for i in range(2)]
@@ -248,7 +251,10 @@ def _failure(state: Any) -> str:
         ({"target_modules": "(q_proj"}, "no regular expression"),
         ({"target_modules": None}, "target_modules is None"),
         ({"rank_pattern": {"q_proj": 4}}, "gives it the rank 4"),
-        ({"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w7"]}, "'w7'"),
+        (
+            {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w7"]},
+            "'w7'",
+        ),
     ],
 )
 def test_a_configuration_that_is_not_computed_is_refused_by_name(

@@ -78,6 +78,7 @@ class FakeStatus(msgspec.Struct):
     has_local: bool = True
     has_remote: bool = False
     memory_bytes: int = 0
+    parent: str = ""
 
 
 def info(name: str) -> ModelInfo:
@@ -265,6 +266,9 @@ class FakeRouter:
     def models(self) -> list[FakeStatus]:
         self.num_listed += 1
         return self.statuses
+
+    def adapters(self) -> list[FakeStatus]:
+        return []
 
     def model(self, name: str) -> FakeStatus | None:
         return next((status for status in self.statuses if status.name == name), None)
@@ -572,6 +576,22 @@ class FakeNodes:
         return NewToken(token=token, address="gateway:8001", command="inferd node", expires_at=1.0)
 
 
+class FakeAdapters:
+    """Adapters by name; a path with "bad" in it cannot be loaded."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, tuple[str, str, bool]] = {}
+
+    async def load(self, name: str, source: str, model: str, *, in_place: bool) -> None:
+        if "bad" in source:
+            raise InvalidRequest("It cannot be loaded.", param="lora_path")
+        self.loaded[name] = (source, model, in_place)
+
+    async def unload(self, name: str) -> None:
+        if self.loaded.pop(name, None) is None:
+            raise ModelNotFound(f"No adapter {name!r} is loaded.", param="lora_name")
+
+
 class FakeControl:
     """Writes down what was asked of it."""
 
@@ -581,6 +601,7 @@ class FakeControl:
         self.rollouts = FakeRollouts()
         self.scaling = FakeScaling()
         self.nodes = FakeNodes()
+        self.adapters = FakeAdapters()
         self.drift = FakeDrift()
         self.webhooks = Webhooks(MlflowConfig, lambda: self.asked.append("look"), time.time, ignore)
         self.asked: list[str] = []

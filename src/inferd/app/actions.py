@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from inferd import __version__, clock
+from inferd.app.adapters import AdapterActions
 from inferd.app.departure import Departure
 from inferd.app.energy_report import energy_report
 from inferd.app.reload import Reloader
@@ -107,8 +108,11 @@ class Actions:
         jobs: JobStore | None = None,
         nodes: NodesListener | None = None,
         group: Group | None = None,
+        *,
+        adapters: AdapterActions,
     ) -> None:
         self._group = group
+        self.adapters = adapters
         self._jobs = jobs
         self._stored = stored
         self.nodes = NodeCommands(nodes)

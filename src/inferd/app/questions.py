@@ -59,7 +59,7 @@ class _Aside:
     def __init__(self, router: Upstream) -> None:
         self._router = router
         self.check, self.tokenize, self.detokenize = router.check, router.tokenize, router.detokenize
-        self.models, self.model = router.models, router.model
+        self.models, self.model, self.adapters = router.models, router.model, router.adapters
 
     @property
     def draining(self) -> bool:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from inferd import __version__, clock
+from inferd.app.adapters import AdapterActions, with_adapters
 from inferd.app.answered_by import AnsweringVersions
 from inferd.app.audit import AuditTrail
 from inferd.app.change import changed_settings, refuse_empty, refuse_restarts
@@ -49,6 +50,7 @@ from inferd.jobs.folder import open_folder
 from inferd.jobs.runner import Runner
 from inferd.jobs.store import JobStore
 from inferd.lifecycle.actions import RegistryActions
+from inferd.lifecycle.adapters import Rows, RuntimeAdapters
 from inferd.lifecycle.webhooks import Webhooks
 from inferd.nodes.listener import NodesListener, bound_socket, open_nodes
 from inferd.observe import Observer
@@ -257,7 +259,13 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
                 await nodes.stop()
 
         stack.push_async_callback(close_nodes)  # after the router, whose workers on nodes are asked to stop
-        router = Router(_bound(config), counted, command=command, patience=patience, plan=plan, pin_below=pin_below)
+
+        async def adopt_adapters(rows: Rows) -> None:
+            await site.adapt(rows)
+
+        runtime_adapters = RuntimeAdapters(control.state, adopt_adapters)
+        adapted = with_adapters(_bound(config), await runtime_adapters.read())
+        router = Router(adapted, counted, command=command, patience=patience, plan=plan, pin_below=pin_below)
         stack.push_async_callback(router.stop)
         nodes = await _nodes(config, ports.nodes, router, emit)
         scaling = Autoscaler(router, held, emit)
@@ -287,6 +295,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             tls=tls,
             copies=copies,
             registered=options.registered,
+            adapters=runtime_adapters,
         )
         questions = Questions(router, config)
         devices.start()  # when the workers have started: what the drivers do at first may take long
@@ -324,7 +333,10 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             jobs=job_store,
             nodes=nodes,
             group=group,
+            adapters=AdapterActions(runtime_adapters, router, lambda: site.config),
         )
+        following_adapters = asyncio.create_task(runtime_adapters.keep())
+        stack.callback(following_adapters.cancel)
         asking = Asking(router, control.door)
         jobs = None
         if job_store is not None:
@@ -544,9 +556,11 @@ class Site:
         tls: Tls | None = None,
         copies: Copies | None = None,
         registered: Callable[[Config], Mapping[str, str]] = none_registered,
+        adapters: RuntimeAdapters | None = None,
     ) -> None:
         self._registered = registered
         self._group = group
+        self._adapters = adapters
         self.rollouts = rollouts
         self.scaling = scaling
         self.copies = copies if copies is not None else Copies(ignore)
@@ -594,7 +608,7 @@ class Site:
             certificate = await asyncio.to_thread(certificate_of, config.server.tls)
         references = await asyncio.to_thread(read_references, config)
         golden = await asyncio.to_thread(read_golden_sets, config)
-        bound = _bound(config)
+        bound = with_adapters(_bound(config), {} if self._adapters is None else self._adapters.rows)
         # Events of a model may come before it is ready, so the observer knows it first.
         before = self.config
         self._configure_observer(before, _replicas(before) | _replicas(config))
@@ -621,6 +635,12 @@ class Site:
             applied.done.append("server.tls: new connections are shown the certificate of now.")
         applied.done.extend(changed)
         return applied
+
+    async def adapt(self, rows: Rows) -> None:
+        """Have the adapters of the configuration and of these rows."""
+        async with self._adopting:
+            models = with_adapters(self.config, rows).models
+            await self.router.set_adapters({name: model.adapters for name, model in models.items()})
 
     def held(self, model: str) -> str:
         """Why no replica of a model may leave now; empty: one may."""

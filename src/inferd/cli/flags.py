@@ -23,6 +23,9 @@ from inferd.config.units import NotAllowedError, size_text
 _UNPREFIXED = ("scheduler",)
 _UNITS = {"_bytes": "SIZE", "_s": "SECONDS"}
 
+_ENTRY_FLAGS: Final = {"adapters": "--adapter"}
+"""Flags that give one entry of a mapping, named by it."""
+
 _WIDEST_VALUES: Final = 50  # characters of a flag's values beside its name; more of them are listed in its help
 
 _COMMON_FLAGS: Final = (
@@ -109,6 +112,8 @@ def _values(of: inspect.LiteralType) -> list[str]:
 
 def flag_name(leaf: Leaf) -> str:
     """``--kv-cache-memory`` for ``kv_cache.memory_bytes``."""
+    if leaf.name in _ENTRY_FLAGS:
+        return _ENTRY_FLAGS[leaf.name]
     words = [*(part for part in leaf.path[:-1] if part not in _UNPREFIXED), leaf.name]
     for suffix in _UNITS:
         words[-1] = words[-1].removesuffix(suffix)

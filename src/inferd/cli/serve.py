@@ -289,7 +289,7 @@ def ready_to_load(
             if not model.is_remote and is_remote(model.source):
                 with showing(model.source) as tell:
                     model = msgspec.structs.replace(model, source=str(resolve(model.source, tell)))
-            model = _with_draft(model, showing)
+            model = _with_adapters(_with_draft(model, showing), showing)
             if not model.is_remote:
                 _recognised(model, is_alone=len(config.models) == 1)
             if model.has_steps and name not in known:
@@ -323,6 +323,20 @@ def _with_draft(model: ModelConfig, showing: Callable[[str], AbstractContextMana
     return msgspec.structs.replace(model, speculation=draft)
 
 
+def _with_adapters(model: ModelConfig, showing: Callable[[str], AbstractContextManager[ReportProgress]]) -> ModelConfig:
+    """The model with the folders of its adapters, downloaded first where they are hub ids."""
+    found: dict[str, str] = {}
+    for name, source in model.adapters.items():
+        with blaming(f"adapters.{name}"):
+            if is_remote(source):
+                with showing(source) as tell:
+                    source = str(resolve(source, tell))
+            else:
+                resolve(source)
+        found[name] = source
+    return msgspec.structs.replace(model, adapters=found) if found else model
+
+
 def _recognised(model: ModelConfig, *, is_alone: bool) -> None:
     """Raises ModelLoadError for a source that is not there or must not be opened. A file or folder that exists and is
     invalid is refused later by its worker, so that other models can be served."""
@@ -339,7 +353,7 @@ def checked(config: Config) -> Config:
 
     Raises ModelLoadError with all problems. Free memory is not checked, because only the running server knows it.
     """
-    from inferd.planning.memory import plan_model
+    from inferd.planning.memory import adapter_problems, plan_model
 
     problems = []
     for name, model in config.models.items():
@@ -347,6 +361,7 @@ def checked(config: Config) -> Config:
             plan_model(name, model, free_bytes=sys.maxsize)
         except ModelLoadError as error:
             problems.append(f"models.{name}: {error.message}")
+        problems += [f"models.{name}.adapters.{sentence}" for sentence in adapter_problems(model)]
     if len(problems) == 1:
         raise ModelLoadError(problems[0])
     if problems:

@@ -40,6 +40,9 @@ _LOCAL_ONLY = (
     "resume_streams",
     "chat_template",
     "speculation",
+    "adapters",
+    "adapter_roots",
+    "adapter_memory_bytes",
 )
 
 
@@ -56,10 +59,36 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
         yield from _verify(("models", name), model)
         yield from _scaling(("models", name), model)
         yield from _placement(("models", name), model, config)
+    yield from _adapters(config)
     yield from _registry(config)
     yield from _payloads(config)
     yield from _memory(config)
     yield from _regions(config)
+
+
+def _adapters(config: Config) -> Iterator[Problem]:
+    """An adapter's name is one that clients use, so it stands for nothing else."""
+    taken = {name: f"the model {name}" for name in config.models}
+    for name, model in config.models.items():
+        for adapter, source in model.adapters.items():
+            here: Place = ("models", name, "adapters", adapter)
+            sentence = adapter_name_problem(adapter)
+            if sentence:
+                yield Problem(here, sentence)
+            elif adapter in taken:
+                yield Problem(here, f"{adapter!r} is the name of {taken[adapter]} already; choose another one.")
+            if not source.strip():
+                yield Problem(here, "its source is empty; give the folder that peft saved, or a hub id.")
+            taken.setdefault(adapter, f"an adapter of {name}")
+
+
+def adapter_name_problem(name: str) -> str:
+    """Why this is no name for an adapter; empty: it is one."""
+    if not name or name != name.strip() or not name.isprintable() or len(name) > 256:
+        return f"{name[:80]!r} is not an adapter's name: it is empty, too long, or has blanks around it."
+    if "@" in name:
+        return f"{name!r} is not an adapter's name: '@' is for versions of models."
+    return ""
 
 
 def _server(config: Config) -> Iterator[Problem]:

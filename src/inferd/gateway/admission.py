@@ -137,12 +137,18 @@ def may_use(context: Context, principal: Principal, entry: str) -> bool:
 
 
 def visible_models(context: Context, principal: Principal) -> Sequence[ModelStatus]:
-    """The models that a principal may use. For this principal all others do not exist."""
+    """The models that a principal may use, without adapters. For this principal all others do not exist."""
     served = context.router.models()
     if not principal.models:
         return served
     names = names_of_entries(context.config.models)
     return [status for status in served if any(map(principal.may_use, names.get(status.name, (status.name,))))]
+
+
+def listed_models(context: Context, principal: Principal) -> Sequence[ModelStatus]:
+    """The models and adapters that a principal may use, each by its own name."""
+    adapters = [status for status in context.router.adapters() if may_use(context, principal, status.name)]
+    return [*visible_models(context, principal), *adapters]
 
 
 def find_model(context: Context, call: Call, name: str | None) -> ModelStatus:
@@ -159,7 +165,8 @@ def find_model(context: Context, call: Call, name: str | None) -> ModelStatus:
             return status
     seen = visible_models(context, call.principal)
     if name is not None:
-        raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {_names(seen)}.", param="model")
+        there = _names(listed_models(context, call.principal))
+        raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {there}.", param="model")
     if len(seen) == 1:
         return seen[0]
     raise InvalidRequest(

@@ -257,6 +257,24 @@ class WebhookActions(Protocol):
         """Look at the MLflow registry now. Raises InvalidRequest where nothing follows it."""
 
 
+class AdapterActions(Protocol):
+    """Adapters of models while the server runs. Both raise StateUnavailable, with nothing changed, when the database
+    does not answer."""
+
+    async def load(self, name: str, source: str, model: str, *, in_place: bool) -> None:
+        """Load an adapter of a model under a name, here and by every server of the database; returns when the ready
+        replicas of this server have it. ``in_place``: it may replace one of its name.
+
+        Raises InvalidRequest, with nothing changed, which says what is wrong.
+        """
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Refuse further requests for an adapter; its memory is freed when its last request has ended. Raises
+        ModelNotFound; InvalidRequest for one of the configuration."""
+        ...
+
+
 class NodeActions(Protocol):
     """The machines that joined the server."""
 
@@ -281,6 +299,9 @@ class ControlActions(Protocol):
 
     @property
     def nodes(self) -> NodeActions: ...
+
+    @property
+    def adapters(self) -> AdapterActions: ...
 
     @property
     def versions(self) -> RegistryActions: ...

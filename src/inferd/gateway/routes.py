@@ -17,7 +17,7 @@ from inferd.drift.monitors import DriftReport
 from inferd.drift.reference import Reference
 from inferd.events import Operation
 from inferd.gateway import operations
-from inferd.gateway.admin import drift, health, nodes, registry, rollouts, scaling
+from inferd.gateway.admin import adapters, drift, health, nodes, registry, rollouts, scaling
 from inferd.gateway.admin import endpoints as admin
 from inferd.gateway.admin import requests as records
 from inferd.gateway.admin.audit import AuditList, AuditQuery, list_entries
@@ -759,6 +759,21 @@ def _drift() -> tuple[Route, ...]:
     )
 
 
+def _adapters() -> tuple[Route, ...]:
+    """Adapters while the server runs, by the routes of vLLM."""
+    return tuple(
+        Route(
+            *("POST", path, "admin", endpoint, summary, request),
+            media=adapters.TEXT_TYPE,
+            statuses=(400, *_REFUSALS, 404, 408, 413, 415, 503),
+        )
+        for path, endpoint, summary, request in (
+            ("/v1/load_lora_adapter", adapters.load_adapter, "Load an adapter.", adapters.LoadAdapter),
+            ("/v1/unload_lora_adapter", adapters.unload_adapter, "Unload an adapter.", adapters.UnloadAdapter),
+        )
+    )
+
+
 def _scaling() -> tuple[Route, ...]:
     """How many replicas models have by their load, and why."""
     return (
@@ -908,6 +923,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         scope="metrics"
     ),
     *_rollouts(),
+    *_adapters(),
     *_scaling(),
     *_nodes(),
     *_registry(),

@@ -7,18 +7,20 @@ torch.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from inferd.checkpoints.adapter import read_adapter
 from inferd.checkpoints.architecture import ITEM_BYTES, dtype_name, read_config
-from inferd.checkpoints.decoder_config import Source
+from inferd.checkpoints.decoder_config import DecoderConfig, Source
 from inferd.checkpoints.footprint import weight_bytes
 from inferd.checkpoints.longrope import factors_text, with_factors
 from inferd.config import Config, ModelConfig, SequenceConfig
 from inferd.config.units import bytes_text
-from inferd.engine.memory import headroom_bytes, plan_arena, runtime_bytes
+from inferd.engine.memory import adapters_bytes, headroom_bytes, plan_arena, runtime_bytes
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.machine.memory import available_bytes
 from inferd.native.kv_sizes import kv_bytes_per_token
@@ -102,7 +104,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     itemsize = ITEM_BYTES[dtype]
     weights_bytes = weight_bytes(folder, source, dims, itemsize, config.quantization)
     draft_weights, draft_per_token = _draft(config)
-    weights_bytes += draft_weights
+    weights_bytes += draft_weights + adapters_bytes(config, _adapters(config, dims, itemsize))
     runtime = runtime_bytes()
     beside = free - weights_bytes - runtime
     if beside <= 0:
@@ -276,6 +278,33 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
             param="memory_bytes",
         )
     return estimate
+
+
+def _adapters(config: ModelConfig, dims: DecoderConfig, itemsize: int) -> int:
+    """Bytes of the adapters that are here. One that cannot be read is not loaded either, and stops no model."""
+    found = 0
+    for source in config.adapters.values():
+        with contextlib.suppress(ModelLoadError):
+            folder = find(source)
+            found += 0 if folder is None else read_adapter(folder, dims).num_bytes(itemsize)
+    return found
+
+
+def adapter_problems(config: ModelConfig) -> list[str]:
+    """What is wrong with the files of the model's adapters, as far as these and the model's are here."""
+    problems: list[str] = []
+    artifact = _artifact(config) if config.adapters else None
+    if artifact is None or artifact.kind == "predict":
+        return problems
+    dims = read_config(Source(Path(artifact.path) / "config.json"))
+    for name, source in config.adapters.items():
+        try:
+            folder = find(source)
+            if folder is not None:
+                read_adapter(folder, dims)
+        except ModelLoadError as error:
+            problems.append(f"{name}: {error.message}")
+    return problems
 
 
 def _draft(config: ModelConfig) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from inferd.errors import (
     WorkerDied,
 )
 from inferd.events import Emit, RequestRefused, Retried, StepDone
+from inferd.router.adapters import PoolAdapters
 from inferd.router.continuation import continuation, record_output
 from inferd.router.dispatcher import Dispatcher
 from inferd.router.live_requests import LiveRequests
@@ -112,6 +113,7 @@ class Pool:
         )
         self._retries = self._dispatcher.retries
         self._placement = self._dispatcher.placement
+        self.adapters = PoolAdapters(config, self.fleet, self._num_using)
         self._num_accepted = 0
         self.settled = asyncio.Event()  # every replica has been ready, has failed or does not answer
 
@@ -150,6 +152,10 @@ class Pool:
             self._queue.push(ticket)
             self._dispatcher.dispatch_waiting()
         return ticket
+
+    def _num_using(self, adapter: str) -> int:
+        """The requests of an adapter that have not ended."""
+        return sum(getattr(ticket.request, "adapter", "") == adapter for ticket in self._live.tickets.values())
 
     def _check_may_wait(self, ticket: Ticket, now: float) -> None:
         """Raise the error of a request that cannot be dispatched at once and may not wait either."""
@@ -525,6 +531,7 @@ class Pool:
 
     async def stop(self) -> None:
         """End all requests at once and stop the replicas."""
+        self.adapters.halt()
         self.abort()
         await self.fleet.stop()
 
@@ -542,11 +549,21 @@ class Pool:
         self.availability.wait_bound.configure(config.queue.max_wait_s)
         self._dispatcher.configure(config)
         applied = await self.fleet.apply(config)
+        if old.adapters or config.adapters:
+            adapters = await self.adapters.configure(self.name, config)
+            applied.done += adapters.done
+            applied.failed += adapters.failed
         names = [name for name in IN_PLACE_FIELDS if getattr(old, name) != getattr(config, name)]
         if names:
             applied.done.append(f"{self.name}: {', '.join(names)} changed")
         self._dispatcher.recheck_waiting()
         return applied
+
+    async def set_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Have other adapters (name -> source), with all other settings as they are; returns when the ready replicas
+        have loaded them, as far as they can."""
+        self.config = msgspec.structs.replace(self.config, adapters=dict(adapters))
+        await self.adapters.configure(self.name, self.config)
 
     async def remove(self) -> None:
         """Remove the model: accepted requests get ``drain_s`` seconds to finish, then the replicas stop."""

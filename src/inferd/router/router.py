@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from inferd.config import Config, ModelConfig
@@ -57,8 +57,10 @@ class Router:
         self._apply_lock = asyncio.Lock()
         self._draining = False
         self._refusing = False
+        self._adapters: dict[str, Pool] = {}  # by the names of adapters
         for name, model in config.models.items():
             self._pools[name] = self._make(name, model)
+        self._name_adapters()
 
     def _make(self, name: str, model: ModelConfig) -> Pool:
         return Pool(
@@ -73,6 +75,12 @@ class Router:
             pin_below=self._pin_below,
         )
 
+    def _name_adapters(self) -> None:
+        """Take the names of adapters from the models' configurations."""
+        self._adapters = {
+            adapter: pool for pool in self._pools.values() for adapter in pool.config.adapters if pool.config.num_local
+        }
+
     # -- work -------------------------------------------------------------------------------
 
     def submit(self, request: Request, sink: Sink, relay: Relay | None = None) -> Ticket:
@@ -82,7 +90,10 @@ class Router:
         server may run it. Raises ModelNotFound; Overloaded when the queue is full or the deadline cannot be met;
         Unavailable when the server shuts down, every replica fails, or the model could not be loaded.
         """
-        pool = self._pools.get(request.model) or self._pool(request.model)
+        pool = self._pools.get(request.model)
+        if pool is None:
+            pool = self._adapters.get(request.model) or self._pool(request.model)
+            request, relay = pool.adapters.bound(request, request.model), None
         if self._refusing:
             self._emit(RequestRefused(model=request.model, reason="draining", tenant=request.tenant))
             raise _shutting_down()
@@ -128,7 +139,7 @@ class Router:
         return pool
 
     def _ready_replica(self, model: str) -> LocalReplica:
-        pool = self._pool(model)
+        pool = self._adapters.get(model) or self._pool(model)
         if self._refusing:
             raise _shutting_down()
         return pool.ready_replica()
@@ -136,18 +147,28 @@ class Router:
     # -- state ------------------------------------------------------------------------------
 
     def models(self) -> list[ModelStatus]:
-        """The status of every model, in the order of the configuration."""
+        """The status of every model, in the order of the configuration, without their adapters."""
         return [pool.status for pool in self._pools.values()]
 
+    def adapters(self) -> list[ModelStatus]:
+        """The status of every adapter, which is a model of its own for clients."""
+        return [pool.adapters.status(pool.status, name) for name, pool in self._adapters.items()]
+
     def model(self, name: str) -> ModelStatus | None:
-        """The status of one model; None: there is no model of this name."""
+        """The status of one model or adapter; None: there is none of this name."""
         pool = self._pools.get(name)
-        return pool.status if pool is not None else None
+        if pool is not None:
+            return pool.status
+        pool = self._adapters.get(name)
+        return None if pool is None else pool.adapters.status(pool.status, name)
 
     def info(self, name: str) -> ModelInfo | None:
-        """The properties of a model; None: there is no model of this name, or it was never loaded."""
+        """The properties of a model or an adapter; None: there is none of this name, or it was never loaded."""
         pool = self._pools.get(name)
-        return None if pool is None else pool.availability.info
+        if pool is not None:
+            return pool.availability.info
+        pool = self._adapters.get(name)
+        return None if pool is None else pool.adapters.info(pool.availability.info, name)
 
     def replica_statuses(self, model: str) -> Sequence[ReplicaStatus]:
         """The status of every replica of a model. Raises ModelNotFound."""
@@ -211,6 +232,20 @@ class Router:
         """
         return await self._loading.scale(self._pool(model), count)
 
+    async def set_adapters(self, wanted: Mapping[str, Mapping[str, str]]) -> None:
+        """Have the adapters of each model (name -> source); models without an entry keep theirs. Returns when the ready
+        replicas have loaded them, as far as they can; ``adapter_failure`` says what failed."""
+        for model, adapters in wanted.items():
+            pool = self._pools.get(model)
+            if pool is not None:
+                await pool.set_adapters(adapters)
+        self._name_adapters()
+
+    def adapter_failure(self, name: str) -> str:
+        """Why a ready replica could not load an adapter; empty: all did."""
+        pool = self._adapters.get(name)
+        return "" if pool is None else pool.adapters.failure(name)
+
     def unload_idle(self, model: str) -> None:
         """Unload a model that has no requests. Raises ModelNotFound."""
         self._loading.unload_idle(self._pool(model))
@@ -246,7 +281,9 @@ class Router:
                 applied = await self._pools[name].configure(config.models[name])
                 done += applied.done
                 failed += applied.failed
+                self._name_adapters()  # when they are loaded
             done += [self._let_go(name) for name in last]
+            self._name_adapters()
             for name in added:
                 pool = self._pools[name]
                 await pool.settled.wait()

@@ -53,6 +53,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     has_remote: bool = False
     residency: Residency = "resident"  # of the local replicas; a model without any is always resident
     memory_bytes: int = 0  # of this machine, by the last reports of the workers
+    parent: str = ""  # of an adapter: the model that it changes
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):

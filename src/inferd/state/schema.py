@@ -124,6 +124,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         # Digests of the settings that a gateway serves with; NULL: it has not written them.
         "ALTER TABLE gateways ADD COLUMN settings BYTEA",
     ),
+    (
+        # Adapters that operators loaded while servers ran.
+        "INSERT INTO counters (name, value) VALUES ('adapters', 0)",
+        "CREATE TABLE adapters (name TEXT PRIMARY KEY, model TEXT NOT NULL, source TEXT NOT NULL)",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

@@ -20,6 +20,7 @@ from inferd.errors import InvalidRequest
 from inferd.types import GenerateRequest, Output, PredictRequest
 from inferd.worker.channel import Frames
 from inferd.worker.messages import (
+    AdaptersSet,
     Cancel,
     Check,
     Checked,
@@ -29,6 +30,7 @@ from inferd.worker.messages import (
     Load,
     Outputs,
     Pause,
+    SetAdapters,
     Stop,
     Submit,
     Tokenize,
@@ -43,6 +45,7 @@ _MAX_READS = 16
 
 _MAX_SELECT = 1024  # descriptors from here on are beyond select's set
 
+_NO_ADAPTERS = InvalidRequest("This model makes predictions; it takes no adapters.", param="adapters").to_failure()
 _NO_TOKENIZER = InvalidRequest("This model has no tokenizer.", param="model").to_failure()
 
 _log = logging.getLogger("inferd.worker")
@@ -141,6 +144,8 @@ class DirectLoop:
                 self._send(Detokenized(call_id, failure=_NO_TOKENIZER))
             case Check(call_id):
                 self._send(Checked(call_id, _NO_TOKENIZER))
+            case SetAdapters(call_id):
+                self._send(AdaptersSet(call_id, failure=_NO_ADAPTERS))
             case Stop():
                 self._is_stopped = True
             case Load():

@@ -15,12 +15,23 @@ import threading
 from collections.abc import Callable
 
 from inferd import clock, ends
-from inferd.backend import PreparingBackend, TakesLong, Tokenizes
+from inferd.backend import PreparingBackend, TakesAdapters, TakesLong, Tokenizes
 from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded
 from inferd.types import GenerateRequest
 from inferd.worker.fair_queue import FairQueue
 from inferd.worker.loop import Add, Drop, Inbox
-from inferd.worker.messages import Check, Checked, Detokenize, Detokenized, FromWorker, Outputs, Tokenize, Tokenized
+from inferd.worker.messages import (
+    AdaptersSet,
+    Check,
+    Checked,
+    Detokenize,
+    Detokenized,
+    FromWorker,
+    Outputs,
+    SetAdapters,
+    Tokenize,
+    Tokenized,
+)
 from inferd.worker.open_requests import log_duplicate
 
 NUM_FORMING = 2
@@ -35,7 +46,8 @@ class Intake:
     """``submit``, ``cancel`` and ``call`` belong to the reading thread, ``run`` to the preparing one, ``run_formed`` to
     ``NUM_FORMING`` others, and ``run_tried`` to ``NUM_TRYING`` more.
 
-    ``run_calls`` belongs to a thread of its own, so that no request waits behind a long /tokenize.
+    ``run_calls`` belongs to a thread of its own, so that no request waits behind a long /tokenize, and so does
+    ``run_adapters``.
     """
 
     def __init__(self, backend: PreparingBackend, inbox: Inbox, send: Callable[[FromWorker], None]) -> None:
@@ -46,6 +58,7 @@ class Intake:
         self._formed: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()  # with a form to be compiled
         self._tried: FairQueue[tuple[float, GenerateRequest | Check]] = FairQueue(_MOST_TRYING)
         self._calls: queue.SimpleQueue[Tokenize | Detokenize | Check] = queue.SimpleQueue()
+        self._adapters: queue.SimpleQueue[SetAdapters] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[str, float] = {}  # submitted and not yet in the inbox, with the time of arrival
         self._num_submitted = 0
@@ -80,6 +93,19 @@ class Intake:
 
     def call(self, job: Tokenize | Detokenize | Check) -> None:
         self._calls.put(job)
+
+    def set_adapters(self, job: SetAdapters) -> None:
+        self._adapters.put(job)
+
+    def run_adapters(self) -> None:
+        """Load and unload adapters, for ever."""
+        while True:
+            job = self._adapters.get()
+            if isinstance(self._backend, TakesAdapters):
+                self._send(AdaptersSet(job.call_id, self._backend.set_adapters(job.adapters)))
+            else:
+                refusal = InvalidRequest("This model takes no adapters.", param="adapters")
+                self._send(AdaptersSet(job.call_id, failure=refusal.to_failure()))
 
     def run(self) -> None:
         """Prepare requests, for ever."""

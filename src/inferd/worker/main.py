@@ -1,11 +1,11 @@
 """The worker process: ``python -m inferd.worker --fd N``, started by the supervisor.
 
-A generating model has eleven threads. The main thread loads the model and runs the step loop. One thread reads the
-channel and one writes the outputs of steps. Seven prepare requests and answer calls of the tokenizer
-(``inferd.worker.intake``). One sends a heartbeat every second. Constrained answers add threads for compiling and for
-masks, and a process that tries their forms. A predictive model has two: once it is loaded, the main thread reads and
-computes in turn (``inferd.worker.direct``). The process ends when the other end of its channel is closed, so it never
-outlives the gateway.
+A generating model has twelve threads. The main thread loads the model and runs the step loop. One thread reads the
+channel and one writes the outputs of steps. Seven prepare requests and answer calls of the tokenizer, and one loads
+adapters (``inferd.worker.intake``). One sends a heartbeat every second. Constrained answers add threads for compiling
+and for masks, and a process that tries their forms. A predictive model has two: once it is loaded, the main thread
+reads and computes in turn (``inferd.worker.direct``). The process ends when the other end of its channel is closed, so
+it never outlives the gateway.
 
 Signals to whole process groups (SIGINT, SIGTERM, SIGHUP) are ignored: the gateway gets them too, and decides how long
 requests in flight may go on. SIGUSR1 writes the stack of every thread to stderr.
@@ -56,6 +56,7 @@ from inferd.worker.messages import (
     Outputs,
     Prepare,
     Ready,
+    SetAdapters,
     Stop,
     Submit,
     Tokenize,
@@ -135,6 +136,11 @@ def _identity(config: ModelConfig) -> str:
 
 def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> AnyBackend:
     if artifact.kind == "predict":
+        if config.adapters:
+            raise ModelLoadError(
+                f"{name} has adapters, but only models that generate text take them. Leave adapters out.",
+                param="adapters",
+            )
         from inferd.predict.load import load_predictor
 
         return load_predictor(name, artifact, config, progress)
@@ -214,6 +220,7 @@ class Worker:
         for number in range(NUM_TRYING):
             self._start(f"try-form-{number}", intake.run_tried)
         self._start("tokenize", intake.run_calls)
+        self._start("adapters", intake.run_adapters)
         self._intake, self._loop = intake, loop
         self._send(Ready(msgspec.structs.replace(backend.info, **known)))
         try:
@@ -290,6 +297,8 @@ class Worker:
                 intake.cancel(request_id)
             case Tokenize() | Detokenize() | Check():
                 intake.call(message)
+            case SetAdapters():
+                intake.set_adapters(message)
 
     def _beat(self) -> None:
         pause = threading.Event()

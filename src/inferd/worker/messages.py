@@ -13,7 +13,17 @@ from typing import Any
 import msgspec
 
 from inferd.config import ModelConfig
-from inferd.types import Chat, Failure, GenerateRequest, ModelInfo, Output, PredictRequest, StepStats, TextPrompt
+from inferd.types import (
+    AdapterState,
+    Chat,
+    Failure,
+    GenerateRequest,
+    ModelInfo,
+    Output,
+    PredictRequest,
+    StepStats,
+    TextPrompt,
+)
 
 # -- gateway to worker -------------------------------------------------------------------------
 
@@ -64,11 +74,18 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     requests: list[GenerateRequest]
 
 
+class SetAdapters(msgspec.Struct, frozen=True, tag=True):
+    """Load and unload adapters until they are these (name -> source)."""
+
+    call_id: int
+    adapters: dict[str, str]
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave now: every open request is cancelled, with one terminal output, then the process exits."""
 
 
-ToWorker = Load | Prepare | Submit | Cancel | Pause | Tokenize | Detokenize | Check | Stop
+ToWorker = Load | Prepare | Submit | Cancel | Pause | Tokenize | Detokenize | Check | SetAdapters | Stop
 
 # -- worker to gateway -------------------------------------------------------------------------
 
@@ -128,7 +145,15 @@ class Checked(msgspec.Struct, frozen=True, tag=True):
     failure: Failure | None = None
 
 
-FromWorker = Loading | Ready | LoadFailed | Outputs | Heartbeat | Tokenized | Detokenized | Checked
+class AdaptersSet(msgspec.Struct, frozen=True, tag=True):
+    """``states``: of every adapter that was asked for, by name."""
+
+    call_id: int
+    states: dict[str, AdapterState] = {}
+    failure: Failure | None = None
+
+
+FromWorker = Loading | Ready | LoadFailed | Outputs | Heartbeat | Tokenized | Detokenized | Checked | AdaptersSet
 
 # -- frames ------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from inferd.events import Emit, LoadProgress, ReplicaChanged
 from inferd.machine.memory import rss_bytes
 from inferd.types import Failure, ModelInfo, Output, StepStats
 from inferd.worker.messages import (
+    AdaptersSet,
     Checked,
     Detokenized,
     FromWorker,
@@ -107,7 +108,7 @@ class Owner(Protocol):
         """The model cannot be loaded; there will be no other try."""
 
     def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None: ...
-    def worker_answered(self, answer: Tokenized | Detokenized | Checked) -> None: ...
+    def worker_answered(self, answer: Tokenized | Detokenized | Checked | AdaptersSet) -> None: ...
     def worker_writable(self) -> None: ...
 
 
@@ -386,7 +387,7 @@ class Supervisor:
                     self._owner.worker_outputs(outputs, stats)
                 case Heartbeat():
                     self._beat(message)
-                case Tokenized() | Detokenized() | Checked():
+                case Tokenized() | Detokenized() | Checked() | AdaptersSet():
                     self._owner.worker_answered(message)
                 case Loading(phase, done, total, at):
                     if self.state == "starting":

@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from tests.adapters import ATTENTION, EVERY, merged, write_adapter
+from tests.engine.model.test_one_call import arena, batch_of, contents
 
 from inferd.checkpoints.adapter import read_adapter
 from inferd.engine.adapters import load_adapter
@@ -16,8 +18,6 @@ from inferd.errors import ModelLoadError
 from inferd.native import compiled
 from inferd.native.low_rank import AdapterRows
 from inferd.native.paged_attention import NativeAttention
-from tests.adapters import ATTENTION, EVERY, merged, write_adapter
-from tests.engine.model.test_one_call import arena, batch_of, contents
 
 CPU = torch.device("cpu")
 FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")

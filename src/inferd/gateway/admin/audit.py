@@ -53,6 +53,8 @@ ACTIONS: Final = {
     ("POST", "/admin/registry/{model}/aliases/{alias}"): "registry_alias",
     ("DELETE", "/admin/registry/{model}/aliases/{alias}"): "registry_unalias",
     ("POST", "/admin/drift/{model}/reset"): "drift_reset",
+    ("POST", "/v1/load_lora_adapter"): "load_adapter",
+    ("POST", "/v1/unload_lora_adapter"): "unload_adapter",
     ("POST", "/admin/keys"): "create_key",
     ("DELETE", "/admin/keys/{id}"): "revoke_key",
     ("POST", "/admin/keys/{id}/rotate"): "rotate_key",

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from inferd.errors import InvalidRequest
-from inferd.gateway.admission import find_model, visible_models
+from inferd.gateway.admission import find_model, listed_models
 from inferd.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from inferd.gateway.anthropic.wire import ModelEntry, ModelPage
 from inferd.gateway.call import Call, Response
@@ -39,7 +39,7 @@ def list_models(context: Context, call: Call) -> Response:
     """The models that the client may use, in pages. Raises InvalidRequest."""
     call.errors = ANTHROPIC_ERRORS
     query = _query_of(call.head.query)
-    entries = [_entry(status) for status in visible_models(context, call.principal)]
+    entries = [_entry(status) for status in listed_models(context, call.principal)]
     ids = [entry.id for entry in entries]
     start, end = 0, len(entries)
     if query.after_id is not None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from inferd.errors import ModelNotFound
-from inferd.gateway.admission import find_model, visible_models
+from inferd.gateway.admission import find_model, listed_models
 from inferd.gateway.body.decode import decode_body, json_body
 from inferd.gateway.call import LINES_TYPE, Answer, Call, Response
 from inferd.gateway.context import Context
@@ -37,12 +37,12 @@ _UNITS: Final = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 async def list_models(context: Context, call: Call, rest: str) -> Answer:
     """GET /api/tags: the models that the client may use."""
-    return Response(200, encode(ModelTags([_entry(status) for status in visible_models(context, call.principal)])))
+    return Response(200, encode(ModelTags([_entry(status) for status in listed_models(context, call.principal)])))
 
 
 async def list_running(context: Context, call: Call, rest: str) -> Answer:
     """GET /api/ps: those of them that are loaded."""
-    running = [status for status in visible_models(context, call.principal) if status.replicas_ready > 0]
+    running = [status for status in listed_models(context, call.principal) if status.replicas_ready > 0]
     return Response(200, encode(RunningModels([_running(status) for status in running])))
 
 

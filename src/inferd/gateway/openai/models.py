@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferd.gateway.admission import find_model, visible_models
+from inferd.gateway.admission import find_model, listed_models
 from inferd.gateway.call import Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.generation.writer import encode
@@ -16,7 +16,7 @@ def list_models(context: Context, call: Call) -> Response:
 
 
 def model_cards(context: Context, call: Call) -> list[ModelCard]:
-    return [_card(status) for status in visible_models(context, call.principal)]
+    return [_card(status) for status in listed_models(context, call.principal)]
 
 
 def get_model(context: Context, call: Call, name: str) -> Response:
@@ -30,6 +30,7 @@ def _card(status: ModelStatus) -> ModelCard:
         id=status.name,
         created=created,
         root=status.name,
+        parent=status.parent or None,
         max_model_len=(status.info.max_model_len or None) if status.info is not None else None,
         ready=status.replicas_ready >= 1,
         tasks=status.info.tasks if status.info is not None else None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -77,6 +77,7 @@ class Fleet:
         self._name = name
         self._config = config
         self._load_config = config  # what the next worker is started with
+        self._adapters = dict(config.adapters)  # that every worker is to have
         self._planned_bytes: int | None = None  # memory planned for that worker
         self._need_bytes = 0  # memory that it will take; 0: not known
         self._owner = owner
@@ -336,6 +337,17 @@ class Fleet:
             return False
         return True
 
+    async def set_adapters(self, wanted: Mapping[str, str]) -> None:
+        """Have every worker load and unload adapters until they are these (name -> source); returns when the ready
+        ones have. ``LocalReplica.adapters`` tells what came of it."""
+        self._adapters = dict(wanted)
+        replicas = [member.replica for member in self.locals]
+        await asyncio.gather(*(each.set_adapters(wanted) for each in replicas if isinstance(each, LocalReplica)))
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition about requests or replicas. Raises Unavailable when the server shuts down first."""
+        await self._wait_until(condition)
+
     async def wait_settled(self) -> None:
         """Wait until every replica has been ready, has failed, or was found not to answer. Raises Unavailable."""
         await self._wait_until(lambda: self.is_settled)
@@ -585,6 +597,7 @@ class Fleet:
 
     def _add_local(self, first: ModelConfig, pinned_files: PinnedFiles) -> Member:
         """Add a local replica. ``first``: the configuration for its first worker process."""
+        first = msgspec.structs.replace(first, adapters=self._adapters)
         spot = self._machines.spot(self._name, lambda: self._config, self._need_bytes, self._spare)
         replica = LocalReplica(
             self._name, self._free_index(), first, self._owner, self._emit, spot, self._patience, pinned_files

@@ -7,22 +7,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 import msgspec
 
 from inferd.config import ModelConfig
 from inferd.eager import in_task
-from inferd.errors import InferdError, InternalError, Overloaded, Unavailable, from_failure
+from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded, Unavailable, from_failure
 from inferd.events import Emit
 from inferd.router.replicas.machines import Spot
 from inferd.router.replicas.pinned_files import PinnedFiles
 from inferd.router.ticket import Ticket
 from inferd.types import (
     CLASSES,
+    AdapterState,
     Chat,
     Failure,
     GenerateRequest,
@@ -34,7 +36,19 @@ from inferd.types import (
     TextPrompt,
     class_index,
 )
-from inferd.worker.messages import Cancel, Check, Checked, Detokenize, Detokenized, Pause, Submit, Tokenize, Tokenized
+from inferd.worker.messages import (
+    AdaptersSet,
+    Cancel,
+    Check,
+    Checked,
+    Detokenize,
+    Detokenized,
+    Pause,
+    SetAdapters,
+    Submit,
+    Tokenize,
+    Tokenized,
+)
 from inferd.worker.supervisor import Patience, State, Supervisor
 
 _log = logging.getLogger("inferd.router")
@@ -44,7 +58,7 @@ _CALL_TIMEOUT_S = 60.0
 
 
 Kind = Literal["local", "remote"]
-Answered = Tokenized | Detokenized | Checked
+Answered = Tokenized | Detokenized | Checked | AdaptersSet
 ReplicaState = State | Literal["unreachable"]
 
 
@@ -227,6 +241,9 @@ class LocalReplica:
         "_owner",
         "_source",
         "_supervisor",
+        "_tasks",
+        "_wanted_adapters",
+        "adapters",
         "capacity",
         "failure",
         "index",
@@ -253,8 +270,11 @@ class LocalReplica:
         self._source = config.source
         self._owner = owner
         self._supervisor = Supervisor(
-            model, index, config, self, emit, spot, patience=patience, again=pinned_files.config_to_load
+            model, index, config, self, emit, spot, patience=patience, again=self._config_to_load
         )
+        self._wanted_adapters = dict(config.adapters)
+        self.adapters: Mapping[str, AdapterState] = {}  # as the worker told last
+        self._tasks: set[asyncio.Task[None]] = set()
         self.spot = spot
         spot.rss_bytes = lambda: self._supervisor.rss_bytes
         self.pinned_files = pinned_files
@@ -386,6 +406,38 @@ class LocalReplica:
         self.outstanding = 0
         return tickets
 
+    # -- adapters ---------------------------------------------------------------------------
+
+    async def set_adapters(self, wanted: Mapping[str, str]) -> None:
+        """Have the worker load and unload adapters until they are these (name -> source). A worker that is not ready
+        loads them before it is."""
+        self._wanted_adapters = dict(wanted)
+        if self.is_ready:
+            with contextlib.suppress(Unavailable):  # the worker died: the next one loads them
+                await self._bring_adapters()
+
+    async def _bring_adapters(self) -> None:
+        """Raises Unavailable when the worker dies."""
+        wanted = self._wanted_adapters
+        try:
+            answer = await self._call(lambda call_id: SetAdapters(call_id, wanted), timeout_s=None)
+        except InvalidRequest as error:  # the model takes none
+            failure = error.to_failure()
+            self.adapters = {name: AdapterState(source=source, failure=failure) for name, source in wanted.items()}
+            return
+        if isinstance(answer, AdaptersSet):
+            self.adapters = answer.states
+
+    async def _config_to_load(self) -> ModelConfig:
+        config = await self.pinned_files.config_to_load()
+        return msgspec.structs.replace(config, adapters=self._wanted_adapters)
+
+    async def _catch_up(self, info: ModelInfo) -> None:
+        """The wanted adapters changed while the worker loaded: it is ready when it has them."""
+        with contextlib.suppress(Unavailable):
+            await self._bring_adapters()
+            self._become_ready(info)
+
     # -- calls ------------------------------------------------------------------------------
 
     async def tokenize(
@@ -411,7 +463,11 @@ class LocalReplica:
         """Raises the error of the first request that cannot be prepared."""
         await self._call(lambda call_id: Check(call_id, requests))
 
-    async def _call(self, message: Callable[[int], Tokenize | Detokenize | Check]) -> Answered:
+    async def _call(
+        self,
+        message: Callable[[int], Tokenize | Detokenize | Check | SetAdapters],
+        timeout_s: float | None = _CALL_TIMEOUT_S,
+    ) -> Answered:
         """Call the worker and wait for its answer. Raises the worker's error; Unavailable when the worker dies."""
         if len(self._calls) >= MAX_CALLS:
             raise Overloaded(f"{MAX_CALLS} tokenizer calls are already waiting; try again later.")
@@ -421,7 +477,7 @@ class LocalReplica:
         self._calls[call_id] = future
         self._supervisor.send(message(call_id))
         try:
-            answer = await asyncio.wait_for(future, _CALL_TIMEOUT_S)
+            answer = await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             raise Overloaded(f"The tokenizer did not answer within {_CALL_TIMEOUT_S:g} s; try again later.") from None
         finally:
@@ -433,6 +489,15 @@ class LocalReplica:
     # -- calls from the supervisor ------------------------------------------------------------
 
     def worker_ready(self, info: ModelInfo) -> None:
+        self.adapters = info.adapters
+        if {name: state.source for name, state in info.adapters.items()} == self._wanted_adapters:
+            self._become_ready(info)
+            return
+        task = asyncio.get_running_loop().create_task(self._catch_up(info))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _become_ready(self, info: ModelInfo) -> None:
         self.pinned_files.note_loaded(info.artifact)
         self.spot.loaded()
         self.info = info if info.source == self._source else msgspec.structs.replace(info, source=self._source)

@@ -1,0 +1,165 @@
+"""Adapters of a running server: from its configuration, by the routes of vLLM, at every server, and over restarts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.adapters import write_adapter
+from tests.predict.live import Address, serving
+from tests.worker.watching import until_now
+
+PROMPT = "The quick brown fox jumps over the lazy dog"
+
+
+@pytest.fixture(scope="module")
+def root(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("one", "two", "three")):
+        write_adapter(root / name, tiny_model, seed=seed, rank=8 << seed)
+    (root / "broken").mkdir()
+    (root / "elsewhere").symlink_to("/etc")
+    return root
+
+
+def settings(root: Path, base: Path) -> dict[str, Any]:
+    return {
+        "base": {
+            "source": str(base),
+            "threads": 1,
+            "replicas": 2,
+            "max_model_len": 128,
+            "adapters": {"one": str(root / "one"), "lost": str(root / "broken")},
+            "adapter_roots": [str(root)],
+        }
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("server")
+
+
+@pytest.fixture(scope="module")
+def server(root: Path, tiny_model: Path, folder: Path) -> Iterator[Address]:
+    with serving(folder, settings(root, tiny_model), auth="off") as server:
+        yield server
+
+
+def answer(server: Address, model: str, **options: Any) -> str:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    options = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}} | options
+    return str(client.completions.create(model=model, **options).choices[0].text)
+
+
+def cards(server: Address) -> dict[str, Any]:
+    return {card["id"]: card for card in httpx.get(f"{server.url}/v1/models").json()["data"]}
+
+
+def post(server: Address, path: str, **body: object) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/{path}", json=body, timeout=60)
+
+
+def load(server: Address, name: str, path: object, **body: object) -> httpx.Response:
+    return post(server, "load_lora_adapter", lora_name=name, lora_path=str(path), **body)
+
+
+def unload(server: Address, name: str) -> httpx.Response:
+    return post(server, "unload_lora_adapter", lora_name=name)
+
+
+def refused(response: httpx.Response, status: int = 400) -> str:
+    assert response.status_code == status, response.text
+    return str(response.json()["error"]["message"])
+
+
+def test_an_adapter_of_the_configuration_is_a_model_of_its_own(server: Address) -> None:
+    listed = cards(server)
+    assert {name: card["parent"] for name, card in listed.items()} == {"base": None, "one": "base", "lost": "base"}
+    assert [listed[name]["ready"] for name in ("base", "one", "lost")] == [True, True, False]
+    assert answer(server, "one") != answer(server, "base")
+    with pytest.raises(openai.InternalServerError, match="'lost' could not be loaded"):
+        answer(server, "lost")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    prints = {
+        client.completions.create(model=name, prompt="a", max_tokens=1).system_fingerprint for name in ("base", "one")
+    }
+    assert len(prints) == 2
+    assert 'model="one"' in httpx.get(f"{server.url}/metrics").text
+
+
+def test_adapters_come_and_go_while_the_server_runs(server: Address, root: Path, tiny_model: Path) -> None:
+    reply = load(server, "two", root / "two")
+    assert (reply.status_code, reply.text) == (200, "Success: LoRA adapter 'two' added successfully.")
+    first = answer(server, "two")
+    assert len({first, answer(server, "base"), answer(server, "one")}) == 3
+    assert "is loaded already" in refused(load(server, "two", root / "three"))
+    assert load(server, "two", root / "three", load_inplace=True).status_code == 200
+    second = answer(server, "two")
+    assert second != first
+    assert load(server, "two", root / "two", load_inplace=True).status_code == 200
+    assert answer(server, "two") == first
+    write_adapter(root / "changing", tiny_model, seed=11)
+    assert load(server, "changing", root / "changing").status_code == 200
+    before = answer(server, "changing")
+    write_adapter(root / "changing", tiny_model, seed=12)
+    assert load(server, "changing", root / "changing", load_inplace=True).status_code == 200
+    assert answer(server, "changing") != before, "the same name and folder with other files"
+
+    texts: list[str] = []
+    running = threading.Thread(target=lambda: texts.append(answer(server, "changing", max_tokens=60)))
+    expected = answer(server, "changing", max_tokens=60)
+    running.start()
+    assert unload(server, "changing").text == "Success: LoRA adapter 'changing' removed successfully."
+    running.join()
+    assert texts in ([expected], []), "a request that was accepted ends as it would have"
+    with pytest.raises(openai.NotFoundError, match="'changing' does not exist"):
+        answer(server, "changing")
+    assert "No adapter 'changing' is loaded" in refused(unload(server, "changing"), 404)
+    assert unload(server, "two").status_code == 200
+
+
+def test_what_cannot_be_loaded_is_refused_by_name_and_changes_nothing(server: Address, root: Path) -> None:
+    before = cards(server)
+    assert "is no folder inside of adapter_roots" in refused(load(server, "x", "/etc"))
+    assert "is no folder inside of adapter_roots" in refused(load(server, "x", root / ".." / "server"))
+    assert "is no folder inside of adapter_roots" in refused(load(server, "x", root / "elsewhere" / "ssl"))
+    assert "is no folder inside of adapter_roots" in refused(load(server, "x", "registry:x@production"))
+    assert "so it is not an adapter" in refused(load(server, "x", root / "broken"))
+    assert "is the name of a model already" in refused(load(server, "base", root / "two"))
+    assert "belongs to the configuration" in refused(load(server, "one", root / "two", load_inplace=True))
+    assert "belongs to the configuration" in refused(unload(server, "one"))
+    assert "does not exist" in refused(load(server, "x", root / "two", base_model="other"), 404)
+    assert "is no model that generates text" in refused(load(server, "x", root / "two", base_model="one"))
+    assert "is empty, too long, or has blanks" in refused(load(server, " x", root / "two"))
+    assert "lora_path" in refused(load(server, "x", ""))
+    assert load(server, "one", root / "one", load_inplace=True).status_code == 200, "its files are read again"
+    assert cards(server) == before
+
+
+def test_loaded_adapters_reach_other_servers_and_survive_workers_and_restarts(
+    server: Address, root: Path, tiny_model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load(server, "three", root / "three").status_code == 200
+    expected = answer(server, "three")
+    report = httpx.get(f"{server.url}/admin/status").json()
+    pids = [replica["pid"] for model in report["models"] for replica in model["replicas"]]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert [answer(server, "three") for _ in range(4)] == [expected] * 4
+    monkeypatch.setenv("INFERD_STATE__URL", f"sqlite://{folder / 'state' / 'state.db'}")
+    with serving(tmp_path, settings(root, tiny_model), auth="off") as other:
+        assert answer(other, "three") == expected, "it was loaded before this server started"
+        assert load(server, "late", root / "two").status_code == 200
+        until_now(lambda: "late" in cards(other), "the other server has it")
+        assert answer(other, "late") == answer(server, "late")
+        assert unload(other, "late").status_code == 200
+        until_now(lambda: "late" not in cards(server), "the first server has heard it")
+    assert unload(server, "three").status_code == 200
