@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from tests.adapters import write_adapter
 from tests.predict.live import Address, serving
 from tests.worker.watching import until_now
 
+from inferd.cli.main import main
+
+KEY: list[str] = []
 PROMPT = "The quick brown fox jumps over the lazy dog"
 
 
@@ -47,24 +52,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("server")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def admin(folder: Path) -> Iterator[None]:
+    """A key with the scope admin, which ``post`` sends."""
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INFERD_STATE__DATA_DIR", str(folder / "state"))
+        with contextlib.redirect_stdout(shown):
+            assert main(["keys", "create", "--tenant", "ops", "--scopes", "admin,infer,models,metrics"]) == 0
+        KEY.append(next(word for word in shown.getvalue().split() if word.startswith("sk-inf-")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def server(root: Path, tiny_model: Path, folder: Path) -> Iterator[Address]:
-    with serving(folder, settings(root, tiny_model), auth="off") as server:
+    with serving(folder, settings(root, tiny_model)) as server:
         yield server
 
 
+def completion(server: Address, model: str, **options: Any) -> dict[str, Any]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY[0], max_retries=0) as client:
+        options = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}} | options
+        found: dict[str, Any] = client.completions.create(model=model, **options).to_dict()
+        return found
+
+
 def answer(server: Address, model: str, **options: Any) -> str:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    options = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}} | options
-    return str(client.completions.create(model=model, **options).choices[0].text)
+    return str(completion(server, model, **options)["choices"][0]["text"])
+
+
+def headers() -> dict[str, str]:
+    return {"authorization": f"Bearer {KEY[0]}"}
 
 
 def cards(server: Address) -> dict[str, Any]:
-    return {card["id"]: card for card in httpx.get(f"{server.url}/v1/models").json()["data"]}
+    return {card["id"]: card for card in httpx.get(f"{server.url}/v1/models", headers=headers()).json()["data"]}
 
 
 def post(server: Address, path: str, **body: object) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/{path}", json=body, timeout=60)
+    return httpx.post(f"{server.url}/v1/{path}", json=body, headers=headers(), timeout=60)
 
 
 def load(server: Address, name: str, path: object, **body: object) -> httpx.Response:
@@ -87,12 +113,8 @@ def test_an_adapter_of_the_configuration_is_a_model_of_its_own(server: Address) 
     assert answer(server, "one") != answer(server, "base")
     with pytest.raises(openai.InternalServerError, match="'lost' could not be loaded"):
         answer(server, "lost")
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    prints = {
-        client.completions.create(model=name, prompt="a", max_tokens=1).system_fingerprint for name in ("base", "one")
-    }
-    assert len(prints) == 2
-    assert 'model="one"' in httpx.get(f"{server.url}/metrics").text
+    assert completion(server, "base")["system_fingerprint"] != completion(server, "one")["system_fingerprint"]
+    assert 'model="one"' in httpx.get(f"{server.url}/metrics", headers=headers()).text
 
 
 def test_adapters_come_and_go_while_the_server_runs(server: Address, root: Path, tiny_model: Path) -> None:
@@ -113,14 +135,24 @@ def test_adapters_come_and_go_while_the_server_runs(server: Address, root: Path,
     assert load(server, "changing", root / "changing", load_inplace=True).status_code == 200
     assert answer(server, "changing") != before, "the same name and folder with other files"
 
-    texts: list[str] = []
-    running = threading.Thread(target=lambda: texts.append(answer(server, "changing", max_tokens=60)))
     expected = answer(server, "changing", max_tokens=60)
-    running.start()
-    assert unload(server, "changing").text == "Success: LoRA adapter 'changing' removed successfully."
-    running.join()
-    assert texts in ([expected], []), "a request that was accepted ends as it would have"
-    with pytest.raises(openai.NotFoundError, match="'changing' does not exist"):
+    body = {
+        "model": "changing",
+        "prompt": PROMPT,
+        "max_tokens": 60,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=headers(), timeout=60) as stream:
+        lines = stream.iter_lines()
+        first_line = next(lines)
+        assert unload(server, "changing").text == "Success: LoRA adapter 'changing' removed successfully."
+        events = [first_line, *(line for line in lines if line)]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in events if line and line != "data: [DONE]"]
+    text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+    assert text == expected, "a request that was accepted ends as it would have"
+    with pytest.raises(openai.NotFoundError, match='"changing" does not exist'):
         answer(server, "changing")
     assert "No adapter 'changing' is loaded" in refused(unload(server, "changing"), 404)
     assert unload(server, "two").status_code == 200
@@ -149,13 +181,13 @@ def test_loaded_adapters_reach_other_servers_and_survive_workers_and_restarts(
 ) -> None:
     assert load(server, "three", root / "three").status_code == 200
     expected = answer(server, "three")
-    report = httpx.get(f"{server.url}/admin/status").json()
+    report = httpx.get(f"{server.url}/admin/status", headers=headers()).json()
     pids = [replica["pid"] for model in report["models"] for replica in model["replicas"]]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     assert [answer(server, "three") for _ in range(4)] == [expected] * 4
     monkeypatch.setenv("INFERD_STATE__URL", f"sqlite://{folder / 'state' / 'state.db'}")
-    with serving(tmp_path, settings(root, tiny_model), auth="off") as other:
+    with serving(tmp_path, settings(root, tiny_model)) as other:
         assert answer(other, "three") == expected, "it was loaded before this server started"
         assert load(server, "late", root / "two").status_code == 200
         until_now(lambda: "late" in cards(other), "the other server has it")

@@ -335,6 +335,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             group=group,
             adapters=AdapterActions(runtime_adapters, router, lambda: site.config),
         )
+        await site.adapt(runtime_adapters.rows)
         following_adapters = asyncio.create_task(runtime_adapters.keep())
         stack.callback(following_adapters.cancel)
         asking = Asking(router, control.door)
@@ -608,14 +609,16 @@ class Site:
             certificate = await asyncio.to_thread(certificate_of, config.server.tls)
         references = await asyncio.to_thread(read_references, config)
         golden = await asyncio.to_thread(read_golden_sets, config)
-        bound = with_adapters(_bound(config), {} if self._adapters is None else self._adapters.rows)
+        rows: Rows = {} if self._adapters is None else self._adapters.rows
+        bound = with_adapters(_bound(config), rows)
         # Events of a model may come before it is ready, so the observer knows it first.
         before = self.config
-        self._configure_observer(before, _replicas(before) | _replicas(config))
+        known = _replicas(with_adapters(before, rows))
+        self._configure_observer(before, known | _replicas(bound))
         try:
             applied = await self.router.apply(bound)
         except BaseException:
-            self._configure_observer(before, _replicas(before))
+            self._configure_observer(before, known)
             raise
         self.control.apply(config)
         if self._group is not None:
@@ -629,7 +632,7 @@ class Site:
         self.monitors.configure(config, references)
         for server in self.servers:
             server.configure(config.server)
-        self._configure_observer(config, _replicas(config))
+        self._configure_observer(config, _replicas(bound))
         self.observer.explainer.configure(config.server.request_records)
         if self.tls is not None and certificate is not None and self.tls.replace(certificate):
             applied.done.append("server.tls: new connections are shown the certificate of now.")
@@ -639,8 +642,9 @@ class Site:
     async def adapt(self, rows: Rows) -> None:
         """Have the adapters of the configuration and of these rows."""
         async with self._adopting:
-            models = with_adapters(self.config, rows).models
-            await self.router.set_adapters({name: model.adapters for name, model in models.items()})
+            adapted = with_adapters(self.config, rows)
+            self._configure_observer(self.config, _replicas(adapted))  # which knows a name before its first request
+            await self.router.set_adapters({name: model.adapters for name, model in adapted.models.items()})
 
     def held(self, model: str) -> str:
         """Why no replica of a model may leave now; empty: one may."""
@@ -732,7 +736,11 @@ def _keeping(config: Config, observer: Observer) -> Keeping | None:
 
 
 def _replicas(config: Config) -> dict[str, int]:
-    return {name: model.num_local + len(model.upstreams) for name, model in config.models.items()}
+    """The replicas of each name that clients use. Adapters have none of their own: they are in those of their models."""
+    adapters = [name for model in config.models.values() for name in model.adapters]
+    return dict.fromkeys(adapters, 0) | {
+        name: model.num_local + len(model.upstreams) for name, model in config.models.items()
+    }
 
 
 def _objectives(config: Config) -> dict[str, ObjectivesConfig]:
