@@ -70,15 +70,16 @@ def server(root: Path, tiny_model: Path, folder: Path) -> Iterator[Address]:
         yield server
 
 
-def completion(server: Address, model: str, **options: Any) -> dict[str, Any]:
+def completion(server: Address, model: str, max_tokens: int = 12) -> dict[str, Any]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY[0], max_retries=0) as client:
-        options = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}} | options
-        found: dict[str, Any] = client.completions.create(model=model, **options).to_dict()
+        found: dict[str, Any] = client.completions.create(
+            model=model, prompt=PROMPT, max_tokens=max_tokens, temperature=0, extra_body={"ignore_eos": True}
+        ).to_dict()
         return found
 
 
-def answer(server: Address, model: str, **options: Any) -> str:
-    return str(completion(server, model, **options)["choices"][0]["text"])
+def answer(server: Address, model: str, max_tokens: int = 12) -> str:
+    return str(completion(server, model, max_tokens)["choices"][0]["text"])
 
 
 def headers() -> dict[str, str]:
@@ -176,19 +177,25 @@ def test_what_cannot_be_loaded_is_refused_by_name_and_changes_nothing(server: Ad
     assert cards(server) == before
 
 
-def test_loaded_adapters_reach_other_servers_and_survive_workers_and_restarts(
+def test_a_loaded_adapter_survives_its_workers_and_is_reported(server: Address, root: Path) -> None:
+    assert load(server, "three", root / "three").status_code == 200
+    expected = answer(server, "three")
+    (model,) = httpx.get(f"{server.url}/admin/status", headers=headers()).json()["models"]
+    assert {one["name"]: one["is_loaded"] for one in model["adapters"]} == {"one": True, "lost": False, "three": True}
+    for replica in model["replicas"]:
+        os.kill(replica["pid"], signal.SIGKILL)
+    assert [answer(server, "three") for _ in range(4)] == [expected] * 4
+    assert unload(server, "three").status_code == 200
+
+
+@pytest.mark.soak
+def test_loaded_adapters_reach_servers_of_the_same_database(
     server: Address, root: Path, tiny_model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert load(server, "three", root / "three").status_code == 200
-    expected = answer(server, "three")
-    report = httpx.get(f"{server.url}/admin/status", headers=headers()).json()
-    pids = [replica["pid"] for model in report["models"] for replica in model["replicas"]]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    assert [answer(server, "three") for _ in range(4)] == [expected] * 4
     monkeypatch.setenv("INFERD_STATE__URL", f"sqlite://{folder / 'state' / 'state.db'}")
     with serving(tmp_path, settings(root, tiny_model)) as other:
-        assert answer(other, "three") == expected, "it was loaded before this server started"
+        assert answer(other, "three") == answer(server, "three"), "it was loaded before this server started"
         assert load(server, "late", root / "two").status_code == 200
         until_now(lambda: "late" in cards(other), "the other server has it")
         assert answer(other, "late") == answer(server, "late")

@@ -9,6 +9,8 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from inferd import __version__, clock
 from inferd.app.adapters import AdapterActions
 from inferd.app.departure import Departure
@@ -20,6 +22,7 @@ from inferd.config.versions import base_of
 from inferd.drift.monitors import Monitors
 from inferd.errors import InvalidRequest
 from inferd.gateway.control import (
+    AdapterReport,
     BatchReport,
     ModelReport,
     ReloadReport,
@@ -200,7 +203,9 @@ class Actions:
         loads: Mapping[tuple[str, int], LoadReport],
         desired: int | None = None,
     ) -> ModelReport:
-        return model_report(status, self._router.replica_statuses(status.name), config, loads, desired)
+        report = model_report(status, self._router.replica_statuses(status.name), config, loads, desired)
+        adapters = [_adapter(one) for one in self._router.adapters() if one.parent == status.name]
+        return msgspec.structs.replace(report, adapters=adapters) if adapters else report
 
 
 def _tenants(quotas: Sequence[QuotaUse], stored: DurableStore | None) -> list[TenantReport]:
@@ -257,6 +262,16 @@ def model_report(
         desired=desired,
         num_threads=0 if status.info is None else status.info.num_threads,
         cores=[] if status.info is None else list(status.info.cores),
+    )
+
+
+def _adapter(status: ModelStatus) -> AdapterReport:
+    return AdapterReport(
+        name=status.name,
+        is_loaded=status.memory_bytes > 0,
+        memory_bytes=status.memory_bytes,
+        in_flight=status.in_flight,
+        detail=status.detail,
     )
 
 

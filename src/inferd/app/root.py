@@ -736,7 +736,8 @@ def _keeping(config: Config, observer: Observer) -> Keeping | None:
 
 
 def _replicas(config: Config) -> dict[str, int]:
-    """The replicas of each name that clients use. Adapters have none of their own: they are in those of their models."""
+    """The replicas of each name that clients use. Adapters have none of their own, as they are in those of their
+    models."""
     adapters = [name for model in config.models.values() for name in model.adapters]
     return dict.fromkeys(adapters, 0) | {
         name: model.num_local + len(model.upstreams) for name, model in config.models.items()

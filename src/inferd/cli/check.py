@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import ssl
@@ -173,6 +174,7 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
         problems += plan.problems
     except InferdError as error:
         problems += _lines(error)
+    problems += _adapters(config)
     problems += _steps(config)
     problems += _certificate(config)
     problems += _references(config)
@@ -270,6 +272,7 @@ def _unread(model: ModelConfig) -> list[tuple[str, str]]:
     draft = model.speculation.draft if model.speculation.method in ("auto", "draft") else None
     steps = [msgspec.convert(section, ModelConfig) for section in model.pipeline.models.values()]
     sources = [*([] if model.is_remote or model.is_pipeline else [model.source]), *([draft] if draft else [])]
+    sources += model.adapters.values()
     found = []
     for source in sources:
         if is_code(source) and not defines_class(source):
@@ -310,6 +313,17 @@ def _of_mlflow(config: Config, warnings: list[str], problems: list[str]) -> dict
                 found[name] = f"would be {last.shown} at a start without the MLflow server"
         except ModelLoadError as error:
             problems += [f"models.{name}.{error.param or 'source'}: {line}" for line in _lines(error)]
+    return found
+
+
+def _adapters(config: Config) -> list[str]:
+    """The problems of adapters' files. The plan has those of the models themselves."""
+    from inferd.planning.memory import adapter_problems
+
+    found: list[str] = []
+    for name, model in config.models.items():
+        with contextlib.suppress(InferdError):
+            found += [f"models.{name}.adapters.{sentence}" for sentence in adapter_problems(model)]
     return found
 
 

@@ -49,6 +49,16 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""  # why it is in this state
 
 
+class AdapterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter of a model."""
+
+    name: str
+    is_loaded: bool  # by a ready replica
+    memory_bytes: int = 0  # in each replica
+    in_flight: int = 0  # its requests that have not ended
+    detail: str = ""  # why a replica could not load it; empty: all did
+
+
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: ModelState
@@ -67,6 +77,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     answer_format: str = ""  # its notation of calls and reasoning, and whether the check at load parsed it back
     verified: str = ""  # why its files were accepted, or FAILED and why not; empty: they were not verified
     desired: int | None = None  # local replicas that it is to have by its load; None: their number is fixed
+    adapters: list[AdapterReport] = []
     num_threads: int = 0  # compute threads of a replica; 0: unknown, or elsewhere
     cores: list[int] = []  # where they may run
 

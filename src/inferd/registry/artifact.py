@@ -97,7 +97,11 @@ _UNSUPPORTED: Final[dict[Content, str]] = {
 _UNSUPPORTED_NAMES: Final[tuple[tuple[str, str], ...]] = (
     ("saved_model.pb", "a TensorFlow SavedModel. Convert it to ONNX (python -m tf2onnx.convert --saved-model)"),
     ("model_index.json", "a diffusion pipeline, which inferd does not serve"),
-    ("adapter_config.json", "an adapter (LoRA) without its base model. Merge it into the base model and give that"),
+    (
+        "adapter_config.json",
+        "an adapter (LoRA) without its base model. Serve the base model with --adapter NAME=FOLDER, or name it in the "
+        "base model's adapters",
+    ),
     ("openvino_model.xml", "an OpenVINO IR. Give the ONNX model it was converted from"),
     ("Manifest.json", "a Core ML package. Give the ONNX or PyTorch model it was converted from"),
 )

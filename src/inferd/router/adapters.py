@@ -112,7 +112,7 @@ class PoolAdapters:
             parent=base.name,
             state="failed" if has_failed else base.state,
             replicas_ready=0 if has_failed else base.replicas_ready,
-            detail=self.failure(adapter) or base.detail,
+            detail=self.failure(adapter),
             info=self.info(base.info, adapter),
             has_remote=False,
             waiting=0,

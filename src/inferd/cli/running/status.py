@@ -211,6 +211,10 @@ def models_table(models: list[ModelReport], width: int) -> RenderableType:
         if not is_one:
             for replica in model.replicas:
                 _add_replica(add, replica)
+        for adapter in model.adapters:
+            said = f"adapter, {bytes_text(adapter.memory_bytes)}" if adapter.is_loaded else "adapter, not loaded"
+            said += f": {adapter.detail}" if adapter.detail else ""
+            below.append(Text(f"{adapter.name}: {said} ({model.name})", style="red" if adapter.detail else ""))
         if model.verified:
             style = "red" if "FAILED" in model.verified else ""
             below.append(Text(f"{model.name}: files verified: {model.verified}", style=style))

@@ -123,7 +123,8 @@ def _model_shown_to(principal: Principal, model: ModelReport) -> ModelReport:
         )
         for replica in model.replicas
     ]
-    return msgspec.structs.replace(model, detail="", replicas=replicas)
+    adapters = [msgspec.structs.replace(one, detail="") for one in model.adapters if principal.may_use(one.name)]
+    return msgspec.structs.replace(model, detail="", replicas=replicas, adapters=adapters)
 
 
 async def reload(context: Context, call: Call) -> Response:
