@@ -9,7 +9,8 @@
 
 namespace inferd::INFERD_LEVEL {
 
-constexpr int kRankTile = 4;                           // ranks that share the reads of a row
+template <int R>
+constexpr int kRankTile = R == 1 && Vec::width >= 16 ? 8 : 4;  // ranks that share the reads of a row
 constexpr int kLowRankRows = Vec::width >= 16 ? 4 : 2;  // rows that share the reads of a matrix
 constexpr int kVectors = kPanel / Vec::width > 4 ? 4 : kPanel / Vec::width;  // of a panel's outputs, at once
 
@@ -22,12 +23,12 @@ inline void shrink_tile(const T* const* x, const T* a, int64_t in, float scale, 
     const int64_t whole = in / Vec::width * Vec::width;
     for (int64_t j = 0; j < whole; j += Vec::width) {
         Vec w[K];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int k = 0; k < K; k++) w[k] = Vec::load(a + k * in + j);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             const Vec v = Vec::load(x[r] + j);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int k = 0; k < K; k++) acc[r][k] = Vec::fma(v, w[k], acc[r][k]);
         }
     }
@@ -45,9 +46,9 @@ inline void shrink_rows(const T* const* x, const LowRankPart& part, int64_t firs
     const T* a = static_cast<const T*>(part.a) + first * part.in;
     float* to[R];
     int64_t k = 0;
-    for (; k + kRankTile <= count; k += kRankTile) {
+    for (; k + kRankTile<R> <= count; k += kRankTile<R>) {
         for (int r = 0; r < R; r++) to[r] = h[r] + first + k;
-        shrink_tile<T, R, kRankTile>(x, a + k * part.in, part.in, part.scale, to);
+        shrink_tile<T, R, kRankTile<R>>(x, a + k * part.in, part.in, part.scale, to);
     }
     for (; k < count; k++) {
         for (int r = 0; r < R; r++) to[r] = h[r] + first + k;
@@ -93,6 +94,13 @@ struct LowRankTask {
     float* h;              // [num_rows, rank]
     int64_t first, count;  // ranks, or panels of outputs
 };
+
+// Begins to read what the next task needs: each adapter's matrices are short and lie apart, so that the processor does not
+// foresee them.
+inline void fetch(const void* at, int64_t bytes) {
+    const char* from = static_cast<const char*>(at);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
 
 template <class T>
 inline void shrink(const LowRankArgs& g, const LowRankTask& task) {
@@ -173,9 +181,22 @@ void low_rank(const LowRankArgs& g, int threads) {
 #pragma omp parallel num_threads(threads) if (work > kSerial)
     {
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < num_shrink; i++) shrink<T>(g, shrinking[i]);
+        for (int64_t i = 0; i < num_shrink; i++) {
+            if (i + 1 < num_shrink) {
+                const LowRankTask& next = shrinking[i + 1];
+                fetch(static_cast<const T*>(next.part->a) + next.first * next.part->in, next.count * next.part->in * int64_t(sizeof(T)));
+            }
+            shrink<T>(g, shrinking[i]);
+        }
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < num_expand; i++) expand<T>(g, expanding[i]);
+        for (int64_t i = 0; i < num_expand; i++) {
+            if (i + 1 < num_expand) {
+                const LowRankTask& next = expanding[i + 1];
+                const int64_t panel = next.part->rank * kPanel;
+                fetch(static_cast<const T*>(next.part->b) + next.first * panel, next.count * panel * int64_t(sizeof(T)));
+            }
+            expand<T>(g, expanding[i]);
+        }
     }
 }
 

@@ -184,3 +184,20 @@ def test_a_fraction_that_cannot_be_is_refused(server: dict[str, object], model: 
     with pytest.raises(ConfigError) as error:
         load_config(None, {}, {"server": server, "models": {"chat": {"source": "demo", **model}}})
     assert says in error.value.message
+
+
+def test_a_name_of_an_adapter_stands_for_nothing_else() -> None:
+    said = refusal(
+        {
+            "models": {
+                "a": {"source": "demo", "adapters": {"x": "f", "b": "f", "y@2": "f", " z": "f", "w": " "}},
+                "b": {"source": "demo", "adapters": {"x": "g"}},
+            }
+        }
+    )
+    assert said.startswith("5 problems")
+    assert "models.a.adapters.b: 'b' is the name of the model b already" in said
+    assert "models.b.adapters.x: 'x' is the name of an adapter of a already" in said
+    assert "'@' is for versions of models" in said
+    assert "is empty, too long, or has blanks around it" in said
+    assert "models.a.adapters.w: its source is empty" in said

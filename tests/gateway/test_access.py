@@ -34,8 +34,6 @@ SIGN_IN = {"/console", "/console/", "/console/assets/{file}", "/console/session"
 SIGNED = {"/admin/mlflow/webhook"}  # a signature of the body stands for the key
 OPERATORS = {
     "/admin/audit",
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
     "/admin/nodes",
     "/admin/nodes/token",
 }  # no tenant's key may read them, also not with the scope admin

@@ -417,7 +417,8 @@ def _rollout_guards(at: Place, rollout: RolloutConfig, model: ModelConfig) -> It
 
 
 def _default(struct: msgspec.Struct, field: str) -> object:
-    return next(info.default for info in msgspec.structs.fields(struct) if info.name == field)
+    info = next(info for info in msgspec.structs.fields(struct) if info.name == field)
+    return info.default if info.default_factory is msgspec.NODEFAULT else info.default_factory()
 
 
 def _url_problem(url: str) -> str | None:
