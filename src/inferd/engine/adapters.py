@@ -66,7 +66,7 @@ class Adapters:
             for name, source in wanted.items():
                 try:
                     self._states[name] = self._load(name, source, progress)
-                except Exception as error:
+                except (InferdError, OSError, RuntimeError, MemoryError) as error:
                     self._states[name] = self._failed(name, source, error)
             return self.states
 
