@@ -179,6 +179,6 @@ def test_the_digest_of_a_file_is_read_again_when_it_changed(tmp_path: Path) -> N
 
 def test_a_folder_is_used_by_one_node_at_a_time(tmp_path: Path) -> None:
     first = Cache(tmp_path / "node")
-    first.lock()
+    assert first.lock()
     with pytest.raises(ConfigError, match="another node uses it; name another one with --cache"):
         Cache(tmp_path / "node").lock()

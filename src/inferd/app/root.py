@@ -53,6 +53,7 @@ from inferd.lifecycle.actions import RegistryActions
 from inferd.lifecycle.adapters import Rows, RuntimeAdapters
 from inferd.lifecycle.webhooks import Webhooks
 from inferd.nodes.listener import NodesListener, bound_socket, open_nodes
+from inferd.nodes.ray.placer import Placer, check_installed
 from inferd.observe import Observer
 from inferd.observe.devices import Devices
 from inferd.observe.payloads.log import PayloadLog
@@ -254,7 +255,11 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         stack.callback(copies.close)
         nodes: NodesListener | None = None
 
+        placer: Placer | None = None
+
         async def close_nodes() -> None:
+            if placer is not None:
+                await placer.stop()
             if nodes is not None:
                 await nodes.stop()
 
@@ -268,6 +273,10 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         router = Router(adapted, counted, command=command, patience=patience, plan=plan, pin_below=pin_below)
         stack.push_async_callback(router.stop)
         nodes = await _nodes(config, ports.nodes, router, emit)
+        if nodes is not None and config.nodes.ray is not None:
+            placer = Placer(config.nodes.ray, nodes, router.machines)
+            router.machines.reserver = placer
+            placer.start()
         scaling = Autoscaler(router, held, emit)
         observer.startup.enter("workers")
         await router.start()  # before the imports below: the workers' own take longer
@@ -461,7 +470,10 @@ def _open_ports(config: Config, stack: contextlib.AsyncExitStack) -> _Ports:
     reserved = reserve(config.server)
     if reserved is not None:
         stack.callback(reserved.close)
-    nodes = None if config.nodes.listen is None else bound_socket(config.nodes.listen)
+    if config.nodes.ray is not None:
+        check_installed()
+    listen = config.nodes.listen or (None if config.nodes.ray is None else "0.0.0.0:0")
+    nodes = None if listen is None else bound_socket(listen)
     if nodes is not None:
         stack.callback(nodes.close)
     return _Ports(listener, reserved, nodes)

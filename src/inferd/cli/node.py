@@ -124,6 +124,7 @@ def run_node(
     from inferd.machine.memory import available_bytes
     from inferd.machine.placement import usable_cores
     from inferd.nodes.agent import Agent, parse_labels
+    from inferd.nodes.cache import Cache, cache_folder
     from inferd.nodes.dialling import NodeOptions
     from inferd.nodes.listener import split_address
     from inferd.nodes.tokens import parse_token
@@ -150,7 +151,6 @@ def run_node(
             memory_bytes=available_bytes() if memory is None else memory,
             num_gpus=_num_gpus(),
             labels=parse_labels(labels),
-            cache=_cache_folder(called) if cache is None else cache.absolute(),
             drain_s=drain_s,
         )
     )
@@ -159,23 +159,16 @@ def run_node(
         "node %s gives %d cores and %s to %s", options.name, options.num_cores, bytes_text(options.memory_bytes), join
     )
 
+    files = Cache(cache_folder(called) if cache is None else cache.absolute())
+    if not files.lock():
+        raise files.unusable("another node uses it")
+
     async def be() -> int:
-        agent = Agent(options)
+        agent = Agent(options, files)
         agent.handle_signals()
         return await agent.run()
 
     return asyncio.run(be())
-
-
-def _cache_folder(name: str) -> Path:
-    """The folder of one node below the user's cache folder."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    return (
-        (Path(chosen) if chosen.startswith("/") else Path.home() / ".cache")
-        / "inferd"
-        / "nodes"
-        / name.replace("/", "_")
-    )
 
 
 def _num_gpus() -> int:

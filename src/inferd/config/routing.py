@@ -128,16 +128,24 @@ class PlacementConfig(Section, frozen=True, kw_only=True):
     """The machines that may run the model's replicas. What runs is not moved when this changes."""
 
     nodes: Annotated[
-        Literal["any", "local", "only"],
+        Literal["any", "local", "only", "ray"],
         Meta(
             description="any: the server's machine and nodes (inferd node); local: the server's machine alone; only: "
-            "nodes alone, and a replica waits until one has joined."
+            "nodes alone, and a replica waits until one has joined; ray: machines that the Ray cluster of nodes.ray "
+            "finds, and a replica waits until one has room."
         ),
     ] = "any"
     labels: Annotated[
         dict[str, str],
-        Meta(description="Labels that a node must have, as of inferd node --label zone=a; the server has none."),
+        Meta(
+            description="Labels that a node must have, as of inferd node --label zone=a, or of ray start --labels "
+            "zone=a with nodes: ray; the server has none."
+        ),
     ] = {}
+    cores: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Cores that each replica reserves of the Ray cluster; unset: the model's threads, or 1."),
+    ] = None
 
 
 IDLE_AFTER_S = 300.0

@@ -123,6 +123,18 @@ def _placement(here: Place, model: ModelConfig, config: Config) -> Iterator[Prob
         yield Problem(
             (*here, "placement", "labels"), "only nodes have labels, and placement.nodes is local; keep one of the two."
         )
+    elif placement.cores is not None and placement.nodes != "ray":
+        yield Problem(
+            (*here, "placement", "cores"),
+            f"only a Ray cluster reserves cores, and placement.nodes is {placement.nodes}; set threads, or leave it "
+            "out.",
+        )
+    elif placement.nodes == "ray":
+        if config.nodes.ray is None:
+            yield Problem(
+                (*here, "placement", "nodes"),
+                "ray, and no cluster is named; set nodes.ray to auto, or to the cluster's HOST:PORT.",
+            )
     elif (placement.nodes == "only" or placement.labels) and config.nodes.listen is None and not model.is_remote:
         yield Problem(
             (*here, "placement"),

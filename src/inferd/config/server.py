@@ -244,7 +244,14 @@ class NodesConfig(Section, frozen=True, kw_only=True):
         Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]*):[0-9]{1,5}$")] | None,
         Meta(
             description="HOST:PORT where nodes join, over TLS and with a token; port 0 takes a free one. Unset: "
-            "no machine can join."
+            "no machine can join; with ray, 0.0.0.0 and a free port."
+        ),
+    ] = None
+    ray: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="Ray cluster for models with placement.nodes ray: auto for the one that this machine is part "
+            "of (ray start), or its HOST:PORT. Unset: none."
         ),
     ] = None
     certificate: Annotated[

@@ -18,6 +18,8 @@ import signal
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from inferd import __version__, clock
 from inferd.errors import ConfigError, InferdError, ModelLoadError, Unavailable
 from inferd.nodes.cache import Cache
@@ -60,10 +62,10 @@ _log = logging.getLogger("inferd.node")
 class Agent:
     """One node, over all its connections to the server."""
 
-    def __init__(self, options: NodeOptions) -> None:
+    def __init__(self, options: NodeOptions, cache: Cache) -> None:
         self._options = options
         self._secret = options.token.secret
-        self._cache = Cache(options.cache)
+        self._cache = cache
         self._leaving = asyncio.Event()
         self._ending = asyncio.Event()
         self._was_welcome = False
@@ -82,10 +84,9 @@ class Agent:
         self._leaving.set()
 
     async def run(self) -> int:
-        """Be a node until a signal; the exit code. Raises InferdError where the server refuses this machine, or another
-        node uses its cache."""
-        self._cache.lock()
-        delay = FIRST_RETRY_S
+        """Be a node until a signal, or until the server was away for ``rejoin_s``; the exit code. Raises InferdError
+        where the server refuses this machine."""
+        delay, heard_at = FIRST_RETRY_S, clock.now()
         while not self._leaving.is_set():
             try:
                 session = await self._joined()
@@ -101,8 +102,12 @@ class Agent:
                 delay, self._was_welcome = FIRST_RETRY_S, True
                 _log.info("%s joined %s:%d", self._options.name, self._options.host, self._options.port)
                 reason = await self._serve(session)
-                if self._leaving.is_set():
+                heard_at = clock.now()
+                if self._leaving.is_set() or session.is_released:
                     return 0
+            if self._options.rejoin_s is not None and clock.now() - heard_at >= self._options.rejoin_s:
+                _log.warning("ended: the server was away for %.0f s: %s", clock.now() - heard_at, reason)
+                return 1
             _log.warning("not joined: %s; tried again in %.1f s", reason, delay)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), delay * random.uniform(0.75, 1.25))
@@ -187,7 +192,7 @@ class Agent:
         """The worker's exit status. Raises InferdError, OSError."""
         (load,) = to_worker_decoder.decode(launch.load[4:])
         assert isinstance(load, Load)
-        load = await self._prepared(session, launch, load)
+        load = self._with_threads(await self._prepared(session, launch, load))
         relay = Relay(encode_frame([load]))
         channel = await attach(self._options, launch.key, relay)
         environment = environment_for(load.model, os.environ)
@@ -201,6 +206,12 @@ class Agent:
             channel.abort()
             child.signal(signal.SIGKILL)
         return status
+
+    def _with_threads(self, load: Load) -> Load:
+        """The message with the threads that this node gives a worker, where the model's settings leave them open."""
+        if load.model.threads is not None or self._options.threads is None:
+            return load
+        return msgspec.structs.replace(load, model=msgspec.structs.replace(load.model, threads=self._options.threads))
 
     async def _prepared(self, session: _Session, launch: Launch, load: Load) -> Load:
         """The message with settings whose files are on this machine. Raises InferdError, OSError."""
@@ -243,6 +254,7 @@ class _Session(Connection[ToNode]):
         self._timer: asyncio.TimerHandle | None = None
         self.answered = asyncio.Event()
         self.ended = asyncio.Event()
+        self.is_released = False
         self.refusal: RefusedError | None = None
         self.reason = "the connection ended"
 
@@ -280,6 +292,7 @@ class _Session(Connection[ToNode]):
                 self._signal(life, number)
             case Released():
                 self.reason = "the server let this node go"
+                self.is_released = True
                 self.ended.set()
 
     def _signal(self, life: int, number: int) -> None:

@@ -26,6 +26,27 @@ KEPT_FREE_BYTES: Final = 64 << 20
 """Bytes of the disk that files of models leave free."""
 
 
+MAX_NUMBERED: Final = 1024
+"""Nodes of one machine and one user that find a folder by themselves."""
+
+
+def cache_folder(name: str) -> Path:
+    """The folder of the files of one node below the user's cache folder."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    below = Path(chosen) if chosen.startswith("/") else Path.home() / ".cache"
+    return below / "inferd" / "nodes" / name.replace("/", "_")
+
+
+def first_unused(below: Path) -> Cache:
+    """The cache in the first of the folders ``0``, ``1`` and so on that no other node uses, locked. So nodes that have
+    another name at every start find the files of earlier ones. Raises ConfigError."""
+    for number in range(MAX_NUMBERED):
+        cache = Cache(below / str(number))
+        if cache.lock():
+            return cache
+    raise ConfigError(f"{MAX_NUMBERED} nodes use the folders below {below} already; end some of them.", param="cache")
+
+
 class Cache:
     """The files below one folder, which one node uses at a time."""
 
@@ -34,19 +55,27 @@ class Cache:
         self._trees = folder / "trees"
         self._lock: int | None = None
 
-    def lock(self) -> None:
-        """Use the folder alone until this process ends. Raises ConfigError where another one does."""
+    def lock(self) -> bool:
+        """Use the folder alone until this process ends; False: another node uses it. Raises ConfigError where it cannot
+        be used."""
         folder = self._blobs.parent
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
         except OSError as error:
-            reason = "another node uses it" if isinstance(error, BlockingIOError) else error.strerror
-            raise ConfigError(
-                f"The folder {folder} for files of models cannot be used: {reason}; name another one with --cache.",
-                param="cache",
-            ) from None
+            raise self.unusable(error.strerror or str(error)) from None
+        return True
+
+    def unusable(self, reason: str) -> ConfigError:
+        """The error for a folder that this node cannot use."""
+        folder = self._blobs.parent
+        return ConfigError(
+            f"The folder {folder} for files of models cannot be used: {reason}; name another one with --cache.",
+            param="cache",
+        )
 
     def has(self, file: ModelFile) -> bool:
         """Whether the whole file is here."""

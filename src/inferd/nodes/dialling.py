@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -29,9 +28,10 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     num_gpus: int
     labels: Mapping[str, str]
-    cache: Path
     drain_s: float
     command: Sequence[str] = WORKER_COMMAND  # starts a worker
+    threads: int | None = None  # of a worker whose model's settings name no number; None: by the cores of the machine
+    rejoin_s: float | None = None  # seconds without the server after which the node ends; None: it never does
 
 
 class RefusedError(Exception):

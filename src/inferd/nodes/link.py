@@ -58,9 +58,9 @@ class LinkOwner(Protocol):
 
 
 class Link(Connection[FromNode]):
-    """One node. ``address``: where it connected from."""
+    """One node. ``address``: where it connected from. ``reserved_for``: the model that alone may use it; empty: any."""
 
-    def __init__(self, join: Join, address: str, owner: LinkOwner) -> None:
+    def __init__(self, join: Join, address: str, owner: LinkOwner, reserved_for: str = "") -> None:
         super().__init__(from_node_decoder)
         self.name = join.name
         self.version = join.version
@@ -69,6 +69,7 @@ class Link(Connection[FromNode]):
         self.num_gpus = join.num_gpus
         self.labels: Mapping[str, str] = join.labels
         self.address = address
+        self.reserved_for = reserved_for
         self.state: NodeState = "ready"
         self.joined_at = clock.wall()
         self.renewed_at = self.joined_at

@@ -108,6 +108,7 @@ class NodesListener:
         self._emit = emit
         self._links: dict[str, Link] = {}
         self._lives: dict[str, tuple[Link, NodeLife]] = {}
+        self._reserved: dict[str, str] = {}  # the models for which nodes were reserved, by their names
         self._strangers: set[_Stranger] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -159,12 +160,42 @@ class NodesListener:
         command = f"INFERD_NODE_TOKEN={token} inferd node --join {address}"
         return NewToken(token=token, address=address, command=command, expires_at=now + expires_s)
 
+    # -- nodes that are reserved for a model ------------------------------------------------
+
+    def reserve(self, name: str, model: str) -> str:
+        """Let a node of this name join for one model; its token. Raises OSError where that cannot be kept."""
+        secret = self._tokens.issue(clock.wall(), REJOIN_S, name)
+        self._reserved[name] = model
+        return token_text(self._shown.fingerprint, secret)
+
+    def give_back(self, name: str) -> None:
+        """Let a reserved node end, and join no more."""
+        self._reserved.pop(name, None)
+        with contextlib.suppress(OSError):  # the secret expires
+            self._tokens.forget(name)
+        link = self._links.get(name)
+        if link is not None:
+            link.release()
+
+    def link(self, name: str) -> Link | None:
+        """The node of this name; None: it has not joined, or is gone."""
+        return self._links.get(name)
+
+    @property
+    def port(self) -> int:
+        """The port where machines join."""
+        return self._port
+
+    @property
+    def host(self) -> str:
+        """The address of the port as it was configured; empty: every one of this machine."""
+        host = split_address(self._config.listen or ":0")[0]
+        return "" if host in ("0.0.0.0", "::") else host
+
     @property
     def address(self) -> str:
         """HOST:PORT where machines on the network reach the port, as far as this one knows."""
-        host = split_address(self._config.listen or "")[0]
-        if host in ("", "0.0.0.0", "::"):
-            host = socket.gethostname()
+        host = self.host or socket.gethostname()
         return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
 
     # -- connections ------------------------------------------------------------------------
@@ -210,7 +241,7 @@ class NodesListener:
         except OSError as error:
             stranger.refuse("full", f"the server cannot write its tokens ({error.strerror}); make room on its disk")
             return
-        link = self._links[join.name] = Link(join, stranger.address, self)
+        link = self._links[join.name] = Link(join, stranger.address, self, self._reserved.get(join.name, ""))
         link.begin(stranger.leave(), secret)
         self.node_changed(link, f"it joined from {link.address}")
         self._tell_seen(link)  # from the first page of metrics on

@@ -110,6 +110,11 @@ class Tokens:
         if one.node and one.node != name:
             raise TokenRefusedError(f"the secret is that of the node {one.node}, not of {name}")
 
+    def forget(self, node: str) -> None:
+        """Let no secret of one node be used again. Raises OSError."""
+        self._kept = [one for one in self._kept if one.node != node]
+        self._write()
+
     def revoke_all(self) -> int:
         """Let no known secret be used again; how many there were. Raises OSError."""
         count, self._kept = len(self._kept), []

@@ -66,7 +66,14 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoMachineError(Exception):
-    """No machine may run the worker now. The message says why, without a full stop."""
+    """No machine may run the worker now. The message says why, without a full stop.
+
+    ``is_coming``: a machine was asked for, and is expected within seconds.
+    """
+
+    def __init__(self, message: str, *, is_coming: bool = False) -> None:
+        super().__init__(message)
+        self.is_coming = is_coming
 
 
 class Place(Protocol):
@@ -155,7 +162,8 @@ class Supervisor:
         self._load_failure: Failure | None = None
         self._has_finished = False  # a request, in this life
         self._is_starved = False  # no process could be started, for lack of a resource that may become free
-        self.is_unplaced = False  # no machine may run the worker now
+        self._waits_for_machine = False
+        self.is_unplaced = False  # no machine may run the worker now, and none is coming
         self.rss_bytes = 0
         self.state: State = "starting"
         self.reason = ""
@@ -206,7 +214,7 @@ class Supervisor:
         in_a_row = 0
         useful_ends: deque[float] = deque(maxlen=self._patience.burst)
         while True:
-            if self.is_unplaced:
+            if self._waits_for_machine:
                 await self._until_change()
                 if self._leaving.is_set():
                     return
@@ -282,24 +290,26 @@ class Supervisor:
         self._has_finished = self._is_starved = False
         self.rss_bytes = 0
         self._watch = _Watch()
-        if not self.is_unplaced:
+        if not self._waits_for_machine:
             self._change("starting")
         name, load = f"{self._model}/{self._replica}", Load(self._model, self._config, self._replica)
         try:
             self._process = self._place.launch(name, load, self._handle_messages, self._owner.worker_writable)
         except NoMachineError as error:
             self._process = None
-            if not self.is_unplaced or str(error) != self.reason:
-                self.is_unplaced = True
+            was = (self._waits_for_machine, self.is_unplaced, self.reason)
+            self._waits_for_machine, self.is_unplaced = True, not error.is_coming
+            if was != (True, self.is_unplaced, str(error)):
                 self._change("starting", str(error))
-                self._owner.worker_unplaced()
+                if self.is_unplaced:
+                    self._owner.worker_unplaced()
             return
         except OSError as error:
             self._process = None
             self._is_starved = error.errno in _STARVED
             self.reason = f"no process could be started: {error.strerror or error}"
-        if self.is_unplaced:
-            self.is_unplaced = False
+        if self._waits_for_machine:
+            self._waits_for_machine = self.is_unplaced = False
             self._change("starting", self.reason if self._process is None else "")
 
     async def _live(self) -> Ending:

@@ -331,6 +331,8 @@ class Fleet:
         """Whether another machine may run a worker's replacement. Those that leave take none."""
         replica = member.replica
         assert isinstance(replica, LocalReplica)
+        if self._config.placement.nodes == "ray":
+            return self._machines.may_add(replica.spot)
         try:
             self._machines.choose(replica.spot, ())
         except NoMachineError:
@@ -497,7 +499,7 @@ class Fleet:
     async def _replace(self, old: Member, config: ModelConfig) -> None:
         """Replace one worker. Raises ModelLoadError; the old worker, or a new one with its files, serves then."""
         assert isinstance(old.replica, LocalReplica)
-        if self._may_surge(old):
+        if self._may_surge(old) and self._machines.may_add(old.replica.spot):
             old.replica.spot.is_leaving = True
             self._load_config, self._planned_bytes, self._need_bytes = config, None, 0
             try:

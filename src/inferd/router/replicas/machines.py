@@ -20,6 +20,7 @@ import msgspec
 from inferd.config import ModelConfig
 from inferd.config.units import bytes_text
 from inferd.machine.placement import usable_cores
+from inferd.nodes.ray.reservations import Wanted, needs_of
 from inferd.worker.environment import environment_for
 from inferd.worker.messages import FromWorker, Load
 from inferd.worker.process import Life, WorkerProcess
@@ -43,6 +44,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     num_of_model: int = 0  # replicas of the model that is to be placed
     num_gpus: int = 0
     labels: Mapping[str, str] = {}
+    is_reserved: bool = False  # for one replica of the model that is to be placed
 
 
 class Node(Protocol):
@@ -62,6 +64,11 @@ class Node(Protocol):
     @property
     def labels(self) -> Mapping[str, str]: ...
     @property
+    def reserved_for(self) -> str:
+        """The model that alone may have a replica on it, one; empty: any."""
+        ...
+
+    @property
     def takes_replicas(self) -> bool:
         """Whether workers may be started there: it is heard, and does not leave."""
         ...
@@ -73,11 +80,25 @@ class Node(Protocol):
         ...
 
 
+class Reserver(Protocol):
+    """A cluster that reserves machines for replicas (``nodes/ray/placer.py``)."""
+
+    def awaited(self, model: str) -> tuple[str, bool]:
+        """Why a replica of the model has no machine yet, and whether one is coming."""
+        ...
+
+    def has_room(self, model: str) -> bool:
+        """Whether the cluster seems to have room for another replica of the model."""
+        ...
+
+
 def allows(model: ModelConfig, machine: Machine) -> bool:
     """Whether a model's settings let it run on a machine. A model of a region runs on nodes labelled with it alone."""
     placement = model.placement
     if machine.name == HERE:
-        return placement.nodes != "only" and not placement.labels
+        return placement.nodes in ("any", "local") and not placement.labels
+    if machine.is_reserved != (placement.nodes == "ray"):
+        return False
     is_there = model.region is None or machine.labels.get("region") == model.region
     has_device = machine.num_gpus > 0 or not model.device.startswith("cuda")
     has_labels = placement.labels.items() <= machine.labels.items()
@@ -85,7 +106,10 @@ def allows(model: ModelConfig, machine: Machine) -> bool:
 
 
 def has_room(machine: Machine, need_bytes: int) -> bool:
-    """Whether the memory suffices. A need of 0 is not known, and fits where there is any memory."""
+    """Whether the memory suffices. A need of 0 is not known, and fits where there is any memory. A machine that is
+    reserved for one replica has room for that one."""
+    if machine.is_reserved:
+        return machine.num_replicas == 0
     return machine.free_bytes is None or machine.free_bytes >= max(need_bytes, 1)
 
 
@@ -202,6 +226,8 @@ class Machines:
         self._spots: list[Spot] = []
         self._change = asyncio.Event()
         self.free_here: Callable[[str], int | None] = lambda model: None
+        self.reserver: Reserver | None = None
+        self.on_wanted: Callable[[], None] = lambda: None  # called when ``wanted`` may have changed
 
     # -- nodes ------------------------------------------------------------------------------
 
@@ -222,6 +248,7 @@ class Machines:
             for spot in self._spots:
                 if spot.machine == node.name:
                     spot.machine = None
+            self.on_wanted()
 
     def notify(self) -> None:
         """Wake the spots that have no machine."""
@@ -241,6 +268,7 @@ class Machines:
         """A spot for a new replica. It takes a machine when its first worker is started."""
         spot = Spot(self, model, config, need_bytes, spare)
         self._spots.append(spot)
+        self.on_wanted()
         return spot
 
     def remove_spot(self, spot: Spot) -> None:
@@ -248,6 +276,7 @@ class Machines:
         if spot in self._spots:
             self._spots.remove(spot)
             self.notify()
+            self.on_wanted()
 
     def spots_on(self, node: str) -> list[Spot]:
         """The spots on a node."""
@@ -255,7 +284,41 @@ class Machines:
 
     def choose(self, spot: Spot, avoid: Collection[str]) -> str:
         """The name of the machine for a spot. Raises NoMachineError."""
-        return choose(self.machines(spot.model, spot), spot.config(), spot.need_bytes, avoid).name
+        config = spot.config()
+        machines = self.machines(spot.model, spot)
+        if config.placement.nodes == "ray" and self.reserver is not None and not avoid:
+            machines = [machine for machine in machines if allows(config, machine) and has_room(machine, 0)]
+            if not machines:
+                reason, is_coming = self.reserver.awaited(spot.model)
+                raise NoMachineError(reason, is_coming=is_coming)
+        return choose(machines, config, spot.need_bytes, avoid).name
+
+    def wanted(self) -> dict[str, Wanted]:
+        """The reservations that the models want, one for each replica that has one or waits for it."""
+        found: dict[str, Wanted] = {}
+        for model, spots in self._by_model().items():
+            used = frozenset(spot.node for spot in spots if self._is_reserved(spot.node))
+            config = spots[-1].config()
+            waiting = sum(spot.machine is None for spot in spots) if config.placement.nodes == "ray" else 0
+            if used or waiting:
+                needs = needs_of(config, max(spot.need_bytes for spot in spots))
+                found[model] = Wanted(len(used) + waiting, needs, used)
+        return found
+
+    def may_add(self, spot: Spot) -> bool:
+        """Whether there may be a machine for another replica beside a spot's."""
+        if spot.config().placement.nodes != "ray" or self.reserver is None:
+            return True
+        return self.reserver.has_room(spot.model)
+
+    def _by_model(self) -> dict[str, list[Spot]]:
+        found: dict[str, list[Spot]] = {}
+        for spot in self._spots:
+            found.setdefault(spot.model, []).append(spot)
+        return found
+
+    def _is_reserved(self, node: str) -> bool:
+        return node in self._nodes and bool(self._nodes[node].reserved_for)
 
     def launch(
         self,
@@ -284,7 +347,7 @@ class Machines:
         here = Machine(name=HERE, num_cores=len(usable_cores()), free_bytes=self.free_here(model))
         found = [self._with_spots(here, model, without)]
         for node in self._nodes.values():
-            if node.takes_replicas:
+            if node.takes_replicas and node.reserved_for in ("", model):
                 taken = sum(spot.taken_bytes for spot in self.spots_on(node.name) if spot is not without)
                 machine = Machine(
                     name=node.name,
@@ -292,6 +355,7 @@ class Machines:
                     free_bytes=node.memory_bytes - taken,
                     num_gpus=node.num_gpus,
                     labels=node.labels,
+                    is_reserved=bool(node.reserved_for),
                 )
                 found.append(self._with_spots(machine, model, without))
         return found
@@ -302,7 +366,10 @@ class Machines:
         return msgspec.structs.replace(machine, num_replicas=len(spots), num_of_model=num_of_model)
 
     def room_on_nodes(self, model: str, config: ModelConfig, each_bytes: int) -> int:
-        """How many more replicas of so many bytes the nodes have memory for."""
+        """How many more replicas of so many bytes the nodes have memory for. A Ray cluster is asked for any number: it
+        may start machines for them."""
+        if config.placement.nodes == "ray":
+            return config.num_local
         return sum(
             (machine.free_bytes or 0) // max(1, each_bytes)
             for machine in self.machines(model)
