@@ -16,7 +16,7 @@ from inferd.worker.process import Life
 from inferd.worker.supervisor import NoMachineError
 
 LABELS = st.dictionaries(st.sampled_from(["zone", "region"]), st.sampled_from(["a", "b"]), max_size=2)
-PLACEMENTS = st.builds(PlacementConfig, nodes=st.sampled_from(["any", "local", "only"]), labels=LABELS)
+PLACEMENTS = st.builds(PlacementConfig, nodes=st.sampled_from(["any", "local", "only", "ray"]), labels=LABELS)
 MODELS = st.builds(
     ModelConfig,
     source=st.just("tiny"),
@@ -37,6 +37,7 @@ def machine(name: str) -> st.SearchStrategy[Machine]:
         num_of_model=COUNTS,
         num_gpus=st.integers(0, 1),
         labels=st.just({}) if name == HERE else LABELS,
+        is_reserved=st.just(False) if name == HERE else st.booleans(),
     )
 
 
@@ -66,6 +67,7 @@ def test_what_the_settings_name_is_what_the_node_has(model: ModelConfig, node: M
         assert all(node.labels.get(name) == value for name, value in model.placement.labels.items())
         assert model.region is None or node.labels.get("region") == model.region
         assert model.device != "cuda" or node.num_gpus > 0
+        assert node.is_reserved == (model.placement.nodes == "ray"), "a reservation is for a model on Ray alone"
 
 
 def test_without_nodes_every_replica_is_here() -> None:
@@ -95,6 +97,7 @@ class FakeNode:
     num_cores = 1
     num_gpus = 0
     labels: Mapping[str, str] = {}
+    reserved_for = ""
     takes_replicas = True
 
     def __init__(self, name: str, memory_bytes: int) -> None:

@@ -42,7 +42,6 @@ class Driver:
         self._out = out
         self._arguments = arguments
         self._actors: dict[str, Any] = {}
-        self._seen: Room | None = None
 
     async def run(self, address: str) -> int:
         """Do what stdin says until it ends; the exit code."""
@@ -83,6 +82,7 @@ class Driver:
                 num_gpus=ask.needs.gpus,
                 memory=ask.needs.memory_bytes or None,
                 label_selector=first or None,
+                scheduling_strategy="SPREAD",  # of those that fit a selector: several may be asked for at once
                 fallback_strategy=[{"label_selector": selector} for selector in others] or None,
                 name=None,
                 max_restarts=0,
@@ -102,8 +102,7 @@ class Driver:
         """Tell what the cluster has."""
         while True:
             room = await asyncio.to_thread(self._room)
-            if room is not None and room != self._seen:
-                self._seen = room
+            if room is not None:
                 self._send(Seen(room))
             await asyncio.sleep(LOOK_S)
 

@@ -34,7 +34,7 @@ class Connected(msgspec.Struct, frozen=True, tag=True):
 
 
 class Seen(msgspec.Struct, frozen=True, tag=True):
-    """What the cluster has. Sent when it has changed."""
+    """What the cluster has; sent twice a second."""
 
     room: Room
 

@@ -43,11 +43,15 @@ from inferd.nodes.ray.reservations import (
     retry_delay,
     selectors,
     shortage,
+    without,
 )
 
 DRIVER_COMMAND: Final = (sys.executable, "-P", "-m", "inferd.nodes.ray.driver")
 LOOK_S: Final = 0.5
 """Seconds between two looks, where nothing has changed."""
+
+COUNTED_S: Final = 2.0
+"""Seconds in which Ray's reports may not show what was reserved or given back."""
 
 STOP_S: Final = 10.0
 _MAX_LINE: Final = 16 << 20
@@ -89,6 +93,7 @@ class Placer:
         self._lost: dict[str, float] = {}  # when a machine of the cluster was lost, by its identity there
         self._failures: dict[str, tuple[int, float, str]] = {}  # by model: how many in a row, the last one's time, why
         self._room: Room | None = None
+        self._room_at = 0.0  # of the last report, also of one that was like the one before
         self._driver: asyncio.subprocess.Process | None = None
         self._driving: asyncio.Task[None] | None = None
         self._is_connected = False
@@ -142,7 +147,15 @@ class Placer:
     def has_room(self, model: str) -> bool:
         """Whether the cluster seems to have room for another replica of the model."""
         wanted = self._site.wanted().get(model)
-        return wanted is not None and self._room is not None and not shortage(wanted.needs, self._room)
+        if wanted is None or self._room is None:
+            return False
+        # Those of which Ray's last report may not know yet.
+        new = [
+            one
+            for one in self._reservations.values()
+            if one.joined_at >= self._room_at - COUNTED_S or not one.has_joined
+        ]
+        return not shortage(wanted.needs, without(self._room, (one.needs for one in new)))
 
     # -- one look ---------------------------------------------------------------------------
 
@@ -165,7 +178,7 @@ class Placer:
             for name in decision.give_back:
                 self._give_back(name)
             for model, needs in decision.ask:
-                self._ask(model, needs, now)
+                self._ask(model, needs, wanted[model].leaving, now)
         told = {model: self.awaited(model) for model in wanted}
         if told != self._told:
             self._told = told
@@ -176,6 +189,7 @@ class Placer:
         for one in list(self._reservations.values()):
             link = self._listener.link(one.name)
             if link is not None:
+                one.joined_at = one.joined_at or now
                 one.ray_node = link.labels.get(NODE_ID, one.name)
                 self._failures.pop(one.model, None)
                 if one.name in used:
@@ -187,7 +201,7 @@ class Placer:
                 self._give_back(one.name)
         self._lost = {node: at for node, at in self._lost.items() if now - at < AVOIDED_S}
 
-    def _ask(self, model: str, needs: Needs, now: float) -> None:
+    def _ask(self, model: str, needs: Needs, leaving: frozenset[str], now: float) -> None:
         failures, failed_at, _ = self._failures.get(model, (0, 0.0, ""))
         if now - failed_at < retry_delay(failures):
             return
@@ -197,7 +211,8 @@ class Placer:
         except OSError as error:
             self._failures[model] = (failures + 1, now, f"its token cannot be written: {error.strerror}")
             return
-        crowded = {one.ray_node for one in self._reservations.values() if one.model == model and one.has_joined}
+        staying = [one for one in self._reservations.values() if one.model == model and one.name not in leaving]
+        crowded = {one.ray_node for one in staying if one.has_joined}
         self._reservations[name] = Reservation(name=name, model=model, needs=needs, asked_at=now)
         self._send(
             Ask(
@@ -268,7 +283,7 @@ class Placer:
                 _log.info("the Ray cluster at %s places replicas", address)
                 self._is_connected, self._problem, self._num_problems = True, "", 0
             case Seen(room):
-                self._room = room
+                self._room, self._room_at = room, clock.now()
             case Ended(name, reason):
                 one = self._reservations.get(name)
                 if one is not None and self._listener.link(name) is None:

@@ -6,7 +6,7 @@ has room: Ray may take half a minute to notice the loss, and would place the act
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -40,11 +40,13 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(NamedTuple):
-    """The reservations of one model. ``used``: those that have a replica, which are among ``num``."""
+    """The reservations of one model. ``used``: those that have a replica, which are among ``num``. ``leaving``: those of
+    which the replica is removed or replaced."""
 
     num: int
     needs: Needs
     used: frozenset[str]
+    leaving: frozenset[str] = frozenset()
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,7 @@ class Reservation(msgspec.Struct, kw_only=True):
     needs: Needs
     asked_at: float
     ray_node: str = ""  # the machine's identity in Ray; empty: it has not joined
+    joined_at: float = 0.0
     spared_at: float | None = None  # since when it has had no replica, once it has joined
 
     @property
@@ -102,7 +105,7 @@ def decide(wanted: Mapping[str, Wanted], reservations: Sequence[Reservation], no
     give_back: list[str] = []
     none = Wanted(0, Needs(cores=1), frozenset())
     for model in sorted({*wanted, *(one.model for one in reservations)}):
-        num, needs, used = wanted.get(model, none)
+        num, needs, used, _ = wanted.get(model, none)
         own = [one for one in reservations if one.model == model]
         # Settings may have changed since: what has no replica yet is asked for anew.
         stale = [one for one in own if one.name not in used and one.needs != needs and num]
@@ -146,6 +149,15 @@ def shortage(needs: Needs, room: Room) -> str:
         where = f"{count} machine{'s' * (count != 1)} of the Ray cluster"
         return f"no room: a replica takes {_text(wanted)}, and {_text(free)} is free on the {where}"
     return ""
+
+
+def without(room: Room, taken: Iterable[Needs]) -> Room:
+    """The cluster when these needs are taken from what is free."""
+    free = dict(room.free)
+    for needs in taken:
+        for name, value in _resources(needs).items():
+            free[name] = free.get(name, 0.0) - value
+    return msgspec.structs.replace(room, free=free)
 
 
 def retry_delay(failures: int) -> float:

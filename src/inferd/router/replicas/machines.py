@@ -302,7 +302,8 @@ class Machines:
             waiting = sum(spot.machine is None for spot in spots) if config.placement.nodes == "ray" else 0
             if used or waiting:
                 needs = needs_of(config, max(spot.need_bytes for spot in spots))
-                found[model] = Wanted(len(used) + waiting, needs, used)
+                leaving = frozenset(spot.node for spot in spots if spot.is_leaving)
+                found[model] = Wanted(len(used) + waiting, needs, used, leaving)
         return found
 
     def may_add(self, spot: Spot) -> bool:

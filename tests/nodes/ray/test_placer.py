@@ -1,0 +1,164 @@
+"""Replicas that a scripted Ray cluster places: asked for, lost, without room, given back; the driver's own end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.nodes.joined import tiny
+from tests.nodes.ray.placed import Placed, placed
+from tests.nodes.test_nodes_serve import answered, in_flight
+from tests.worker.tiny_backend import letters
+from tests.worker.watching import text_of, until
+
+from inferd.config import Config, ModelConfig, PlacementConfig, ScalingConfig
+from inferd.errors import ConfigError
+from inferd.nodes.ray import placer
+
+SCRIPT = Path(__file__).resolve().parent / "scripted_ray.py"
+ON_RAY = PlacementConfig(nodes="ray")
+
+
+class Plan:
+    """The machines of the scripted cluster; written whole, as the driver reads at any time."""
+
+    def __init__(self, path: Path, **machines: object) -> None:
+        self.path = path
+        self.machines: dict[str, object] = {}
+        self.put(**machines)
+
+    def put(self, **machines: object) -> None:
+        self.machines |= machines
+        self._write()
+
+    def take_out(self, name: str) -> None:
+        del self.machines[name]
+        self._write()
+
+    def _write(self) -> None:
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(self.machines))
+        part.rename(self.path)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return Plan(tmp_path / "plan.json", a={"CPU": 1}, b={"CPU": 1})
+
+
+def on_ray(
+    plan: Plan, model: ModelConfig, monkeypatch: pytest.MonkeyPatch, address: str = "auto"
+) -> AbstractAsyncContextManager[Placed]:
+    command = (sys.executable, str(SCRIPT), str(plan.path))
+    return placed(plan.path.parent, model, command, address, monkeypatch)
+
+
+def test_replicas_are_spread_and_those_of_a_lost_machine_start_where_there_is_room(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with on_ray(plan, tiny(2, ON_RAY), monkeypatch) as made:
+            await until(lambda: made.machines == ["a", "b"], "each machine has a replica", 60)
+            gate = plan.path.with_name("gate")
+            tasks = await answered(made, f"gate={gate}", 8)
+            await until(lambda: min(in_flight(made)) > 0, "both machines have requests")
+            plan.put(c={"CPU": 1})
+            plan.take_out("a")
+            await until(lambda: made.machines == ["b", "c"], "the lost replica is on the new machine", 60)
+            gate.touch()
+            assert [text_of(await task) for task in tasks] == [letters(6)] * 8
+
+    asyncio.run(scenario())
+
+
+def test_a_cluster_without_room_is_named_and_the_rest_serves(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with on_ray(plan, tiny(3, ON_RAY), monkeypatch) as made:
+            short = "no room: a replica takes 1 CPU, and 0 CPU is free on the 2 machines of the Ray cluster; "
+            await until(lambda: made.reasons == [f"{short}it starts when there is room"], "the shortage is told", 60)
+            await until(lambda: made.machines == ["a", "b"], "the others serve", 60)
+            (task,) = await answered(made, "hello", 1)
+            assert text_of(await task) == letters(6)
+            plan.put(b={"CPU": 2})
+            await until(lambda: made.machines == ["a", "b", "b"], "it started where there is room now", 60)
+
+    asyncio.run(scenario())
+
+
+def test_reservations_follow_the_number_of_replicas(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.nodes.ray.reservations.SPARED_S", 0.1)
+
+    async def scenario() -> None:
+        async with on_ray(plan, tiny(1, ON_RAY, scaling=ScalingConfig(max=2, spare=False)), monkeypatch) as made:
+            await until(lambda: len(made.machines) == 1, "it is there", 60)
+            fleet = made.router._pools["tiny"].fleet
+            assert fleet.scale(2)
+            await until(lambda: made.machines == ["a", "b"], "two", 60)
+            assert fleet.scale(1)
+            await until(lambda: len(made.names) == 1, "one reservation is given back", 60)
+            assert len(made.machines) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_reload_replaces_replicas_with_and_without_room_for_both(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    plan.put(a={"CPU": cores}, b={"CPU": cores})
+
+    async def scenario() -> None:
+        before = tiny(2, ON_RAY, source="demo-draft")
+        async with on_ray(plan, before, monkeypatch) as made:
+            await until(lambda: made.machines == ["a", "b"], "both are there", 60)
+            old = {id(replica) for replica in made.router.replicas("tiny")}
+            after = msgspec.structs.replace(before, seed=1)
+            applied = await made.router.apply(Config(models={"tiny": after}))
+            assert applied.failed == []
+            await until(lambda: len(made.machines) == 2, "both are there again", 60)
+            assert not old & {id(replica) for replica in made.router.replicas("tiny")}
+
+    asyncio.run(scenario())
+
+
+def test_a_driver_that_ends_is_started_again(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with on_ray(plan, tiny(2, ON_RAY), monkeypatch) as made:
+            await until(lambda: made.machines == ["a", "b"], "both are there", 60)
+            names = set(made.names)
+            assert made.placer._driver is not None
+            made.placer._driver.kill()
+            await until(lambda: len(made.places) == 2 and not names & set(made.places), "both are there anew", 60)
+
+    asyncio.run(scenario())
+
+
+def test_a_cluster_that_is_not_there_is_named(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with on_ray(plan, tiny(1, ON_RAY), monkeypatch, "nowhere") as made:
+            said = "the Ray cluster nowhere is not reached: Could not find any running Ray instance"
+            await until(lambda: made.reasons == [said], "the reason is told", 60)
+
+    asyncio.run(scenario())
+
+
+def test_a_node_of_another_version_is_refused_by_name(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.nodes.listener.__version__", "9.9")
+
+    async def scenario() -> None:
+        async with on_ray(plan, tiny(1, ON_RAY), monkeypatch) as made:
+            await until(lambda: any("and the server 9.9; install the same" in why for why in made.reasons), "told", 60)
+            assert made.reasons[0].startswith("Ray started its node, which did not join: ")
+
+    asyncio.run(scenario())
+
+
+def test_without_ray_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'inferd\[ray\]'"):
+        placer.check_installed()
