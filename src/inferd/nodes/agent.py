@@ -84,8 +84,8 @@ class Agent:
         self._leaving.set()
 
     async def run(self) -> int:
-        """Be a node until a signal, or until the server was away for ``rejoin_s``; the exit code. Raises InferdError
-        where the server refuses this machine."""
+        """Be a node until a signal; the exit code. Raises InferdError where the server refuses this machine, or was away
+        for ``rejoin_s``."""
         delay, heard_at = FIRST_RETRY_S, clock.now()
         while not self._leaving.is_set():
             try:
@@ -106,8 +106,10 @@ class Agent:
                 if self._leaving.is_set() or session.is_released:
                     return 0
             if self._options.rejoin_s is not None and clock.now() - heard_at >= self._options.rejoin_s:
-                _log.warning("ended: the server was away for %.0f s: %s", clock.now() - heard_at, reason)
-                return 1
+                raise Unavailable(
+                    f"The server at {self._options.host}:{self._options.port} was not reached for "
+                    f"{clock.now() - heard_at:.0f} s: {reason}."
+                )
             _log.warning("not joined: %s; tried again in %.1f s", reason, delay)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), delay * random.uniform(0.75, 1.25))

@@ -45,7 +45,7 @@ async def placed(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     witness = Witness()
-    settings = NodesConfig(ray=address)
+    settings = NodesConfig(listen="127.0.0.1:0", ray=address)
     config = Config(models={"tiny": model}, nodes=settings)
     router = Router(config, witness, command=TINY_WORKER, patience=IMPATIENT, plan=no_plan)
     listener = open_nodes(settings, folder / "nodes", router.machines, router.vacate, witness)

@@ -54,7 +54,7 @@ class Handle:
                 await asyncio.wait((serving,), timeout=LOOK_S)
             if not serving.done():
                 raise RayError("The actor died unexpectedly before finishing this task.\nMore about it.")
-            return serving.result()
+            return str(serving.result())
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
@@ -72,9 +72,8 @@ class Cluster:
     def machines(self) -> dict[str, dict[str, Any]]:
         return dict(json.loads(self.plan.read_text()))
 
-    def free(self, node: str) -> float:
-        taken = sum(actor.options["num_cpus"] for actor in self.actors if actor.node == node)
-        return float(self.machines[node]["CPU"]) - taken
+    def taken(self, node: str) -> float:
+        return sum(float(actor.options["num_cpus"]) for actor in self.actors if actor.node == node)
 
     def node_for(self, options: Mapping[str, Any]) -> str:
         """The machine with room and fewest actors by the first selector that one fits; empty: none has room."""
@@ -83,12 +82,14 @@ class Cluster:
         for selector in (options["label_selector"] or {}, *others):
             for node, machine in machines:
                 labels = {**machine.get("labels", {}), NODE_ID: node}
-                if self.free(node) >= options["num_cpus"] and all(_fits(labels, *one) for one in selector.items()):
+                if machine["CPU"] - self.taken(node) >= options["num_cpus"] and all(
+                    _fits(labels, *one) for one in selector.items()
+                ):
                     return node
         return ""
 
     def seen_by(self, actor: Handle) -> types.ModuleType:
-        labels = {**self.machines[actor.node].get("labels", {}), NODE_ID: actor.node}
+        labels = {**self.machines.get(actor.node, {}).get("labels", {}), NODE_ID: actor.node}
         context = types.SimpleNamespace(get_node_labels=lambda: labels)
         module: Any = types.ModuleType("ray")
         module.get_runtime_context = lambda: context
@@ -112,7 +113,7 @@ class Cluster:
         ]
 
     def available_resources(self) -> dict[str, float]:
-        return {"CPU": sum(self.free(node) for node in self.machines)}
+        return {"CPU": sum(machine["CPU"] - self.taken(node) for node, machine in self.machines.items())}
 
     def remote(self, made_of: type) -> Any:
         def options(**given: object) -> Any:

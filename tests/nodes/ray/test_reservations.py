@@ -42,7 +42,7 @@ def states(draw: st.DrawFn) -> tuple[dict[str, Wanted], list[Reservation]]:
             for number in range(draw(st.integers(0, 4)))
         ]
         joined = [one for one in own if one.has_joined]
-        used = frozenset(one.name for one in joined if draw(st.booleans()))
+        used = frozenset([one.name for one in joined if draw(st.booleans())])
         for one in joined:
             one.spared_at = None if one.name in used else draw(st.floats(90, 100))
         if used or draw(st.booleans()):

@@ -47,7 +47,7 @@ class NodeActor:
             rejoin_s=REJOIN_S,
         )
         try:
-            code = await Agent(options, first_unused(cache_folder("ray"))).run()
+            await Agent(options, first_unused(cache_folder("ray"))).run()
         except InferdError as error:
-            return error.message
-        return f"its node ended with {code}"
+            return error.message.rstrip(".")
+        return "the server let it go"
