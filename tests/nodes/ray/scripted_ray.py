@@ -11,6 +11,7 @@ import json
 import sys
 import types
 from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from inferd.nodes.ray import driver
 from inferd.nodes.ray.reservations import NODE_ID
 
 LOOK_S = 0.02
+
+current: ContextVar[Handle] = ContextVar("current")
+"""The actor that runs."""
 
 
 class RayError(Exception):
@@ -47,7 +51,7 @@ class Handle:
             raise RayError("The actor died because it was killed by `ray.kill`.")
         self.node = node
         self.cluster.actors.append(self)
-        sys.modules["ray"] = self.cluster.seen_by(self)
+        current.set(self)  # of this task and of those that it starts
         serving = asyncio.get_running_loop().create_task(self.made_of().serve(*arguments))
         try:
             while not serving.done() and not self.killed.is_set() and self.node in self.cluster.machines:
@@ -88,18 +92,18 @@ class Cluster:
                     return node
         return ""
 
-    def seen_by(self, actor: Handle) -> types.ModuleType:
-        labels = {**self.machines.get(actor.node, {}).get("labels", {}), NODE_ID: actor.node}
-        context = types.SimpleNamespace(get_node_labels=lambda: labels)
-        module: Any = types.ModuleType("ray")
-        module.get_runtime_context = lambda: context
-        module.get_gpu_ids = list
-        return module  # type: ignore[no-any-return]
-
     # -- the module's functions -------------------------------------------------------------
 
     exceptions = types.SimpleNamespace(RayError=RayError)
     util = types.SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+
+    def get_runtime_context(self) -> Any:
+        node = current.get().node
+        labels = {**self.machines.get(node, {}).get("labels", {}), NODE_ID: node}
+        return types.SimpleNamespace(get_node_labels=lambda: labels)
+
+    def get_gpu_ids(self) -> list[int]:
+        return []
 
     def init(self, *, address: str, **options: object) -> Any:
         if address == "nowhere":

@@ -42,10 +42,11 @@ def states(draw: st.DrawFn) -> tuple[dict[str, Wanted], list[Reservation]]:
             for number in range(draw(st.integers(0, 4)))
         ]
         joined = [one for one in own if one.has_joined]
-        used = frozenset([one.name for one in joined if draw(st.booleans())])
+        used = draw(st.frozensets(st.sampled_from([one.name for one in joined]))) if joined else frozenset()
         for one in joined:
             one.spared_at = None if one.name in used else draw(st.floats(90, 100))
-        if used or draw(st.booleans()):
+        is_wanted = draw(st.booleans())
+        if used or is_wanted:
             wanted[model] = Wanted(len(used) + draw(st.integers(0, 3)), ONE, used)
         reservations += own
     return wanted, reservations

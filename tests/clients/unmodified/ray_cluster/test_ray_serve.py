@@ -1,6 +1,6 @@
 """The example of docs/ray.md as it is run: a Ray Serve deployment relays to inferd, whole answers, streams and errors.
 
-Run by ``make test-ray``.
+Run by ``make test-clients ARGS=ray_cluster``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from tests.ports import free_port
 from tests.server_process import running
 from tests.worker.watching import until_now
 
-pytestmark = pytest.mark.soak
-pytest.importorskip("ray.serve", reason="Ray Serve is not installed; make test-ray")
+pytest.importorskip("ray.serve", reason="Ray Serve is not installed; make test-clients ARGS=ray_cluster")
 
-FOLDER = Path(__file__).resolve().parents[3] / "examples" / "ray-serve"
+FOLDER = Path(__file__).resolve().parents[4] / "examples" / "ray-serve"
 RUN = """
 import sys
 import ray
@@ -92,6 +91,7 @@ def test_a_stream_arrives_as_it_is_made_and_ends_with_its_client(url: str, tmp_p
         return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("inferd_in_flight{"))
 
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
-        assert next(answer.iter_lines()).startswith("data: "), "the last token is not made before the gate is there"
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: "), "the last token is not made before the gate is there"
         until_now(lambda: in_flight() == 1, "it is in work", 30)
     until_now(lambda: in_flight() == 0, "the work of the client that left has ended", 30)

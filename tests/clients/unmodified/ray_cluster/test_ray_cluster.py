@@ -1,6 +1,6 @@
 """Replicas on a real Ray cluster of three machines, as processes of one host: placed, lost, without room, given back.
 
-Run by ``make test-ray``, which installs Ray in an environment of its own.
+Run by ``make test-clients ARGS=ray_cluster``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from tests.worker.watching import text_of, until, until_now
 
 from inferd.config import ModelConfig, PlacementConfig, ScalingConfig
 
-pytestmark = pytest.mark.soak
-cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed; make test-ray")
+cluster_utils = pytest.importorskip(
+    "ray.cluster_utils", reason="Ray is not installed; make test-clients ARGS=ray_cluster"
+)
 
 SCRIPT = Path(__file__).resolve().parent / "tiny_driver.py"
 ON_RAY = PlacementConfig(nodes="ray")
