@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.config import ModelConfig, SpeculationConfig
-from inferd.errors import ConfigError, ModelLoadError
-from inferd.nodes.cache import Cache
+from inferd.errors import ModelLoadError
+from inferd.nodes.cache import Cache, first_unused
 from inferd.nodes.files import CHUNK_BYTES, are_equal, chunk_digest, model_files, send_file, sha256_of, with_whole_paths
 from inferd.nodes.messages import Chunk, ModelFile, Refused, Whole, to_fetcher_decoder
 from inferd.worker.channel import Frames
@@ -180,5 +180,13 @@ def test_the_digest_of_a_file_is_read_again_when_it_changed(tmp_path: Path) -> N
 def test_a_folder_is_used_by_one_node_at_a_time(tmp_path: Path) -> None:
     first = Cache(tmp_path / "node")
     assert first.lock()
-    with pytest.raises(ConfigError, match="another node uses it; name another one with --cache"):
-        Cache(tmp_path / "node").lock()
+    second = Cache(tmp_path / "node")
+    assert not second.lock()
+    assert "another node uses it; name another one with --cache" in str(second.unusable("another node uses it"))
+
+
+def test_a_node_without_a_name_of_its_own_finds_the_first_folder_that_none_uses(tmp_path: Path) -> None:
+    caches = [first_unused(tmp_path) for _ in range(2)]
+    assert len(caches) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    assert not Cache(tmp_path / "1").lock()

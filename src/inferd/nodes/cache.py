@@ -64,6 +64,9 @@ class Cache:
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            assert self._lock is not None
+            os.close(self._lock)
+            self._lock = None
             return False
         except OSError as error:
             raise self.unusable(error.strerror or str(error)) from None
