@@ -96,6 +96,7 @@ class Placer:
         self._room_at = 0.0  # of the last report, also of one that was like the one before
         self._driver: asyncio.subprocess.Process | None = None
         self._driving: asyncio.Task[None] | None = None
+        self._driven_at = clock.now()  # when the present driver was started
         self._is_connected = False
         self._problem = ""  # why the cluster is not reached
         self._num_problems = 0
@@ -130,7 +131,8 @@ class Placer:
         if self._problem:
             return Awaited(f"the Ray cluster {self._address} is not reached: {self._problem}", False)
         if not self._is_connected or self._room is None:
-            return Awaited(f"the Ray cluster {self._address} is being reached", True)
+            is_new = clock.now() - self._driven_at < COMING_S
+            return Awaited(f"the Ray cluster {self._address} is being reached", is_new)
         failures, _, why = self._failures.get(model, (0, 0.0, ""))
         if failures:
             return Awaited(f"Ray started its node, which did not join: {why}", False)
@@ -254,6 +256,7 @@ class Placer:
 
     async def _one_driver(self) -> str:
         """The life of one driver; why it ended."""
+        self._driven_at = clock.now()
         try:
             self._driver = await asyncio.create_subprocess_exec(
                 *self._command,
