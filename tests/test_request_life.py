@@ -41,6 +41,8 @@ sys.setprofile(trace)
 """
 IDLE: Final = 1
 REQUEST: Final = 2
+REGULAR_S: Final = 5.5
+"""Regular work is done every five seconds at the latest, but for some that is done every minute."""
 
 
 class Call(NamedTuple):
@@ -77,7 +79,7 @@ def traced_calls(folder: Path) -> Calls:
         stream_chat(url)  # what is done once for a process is no part of a request's life
         until_now(lambda: b"/v1/chat/completions" in log.read_bytes(), "that request is over")
         switch(flag, IDLE)
-        # The alerts are checked every five seconds, and all other regular work is more frequent.
+        time.sleep(REGULAR_S)
         until_now(lambda: b"/observe/live/alerts.py check\n" in out.read_bytes(), "all regular work was done", 60)
         switch(flag, REQUEST)
         stream_chat(url)
@@ -122,12 +124,19 @@ def stream_chat(url: str) -> None:
     assert lines[-1] == "data: [DONE]"
 
 
-@pytest.mark.interpreted("follows the frames of Python functions")
-def test_the_page_names_the_files_in_the_order_in_which_a_request_runs_them(tmp_path: Path) -> None:
-    calls = traced_calls(tmp_path)
+def first_calls(folder: Path) -> tuple[dict[tuple[str, str], int], set[tuple[str, str]]]:
+    """The files and functions of a request with the times of their first calls, and those of idle times."""
+    folder.mkdir()
+    calls = traced_calls(folder)
     first: dict[tuple[str, str], int] = {}
     for call in calls.request:
         first.setdefault((call.file, call.function), call.at)
+    return first, {(call.file, call.function) for call in calls.idle}
+
+
+@pytest.mark.interpreted("follows the frames of Python functions")
+def test_the_page_names_the_files_in_the_order_in_which_a_request_runs_them(tmp_path: Path) -> None:
+    first, idle = first_calls(tmp_path / "0")
     rows = _ROW.findall(PAGE.read_text("utf-8"))
     assert len(rows) > 20
     assert [row for row in rows if row not in first] == [], "the request does not run these"
@@ -136,6 +145,8 @@ def test_the_page_names_the_files_in_the_order_in_which_a_request_runs_them(tmp_
     said = re.search(r"These are (\d+) files. In all, at most (\d+) modules", PAGE.read_text("utf-8"))
     assert said is not None
     assert len({file for file, _ in rows}) == int(said[1])
-    idle = {(call.file, call.function) for call in calls.idle}
-    files = {file for file, function in first if (file, function) not in idle}
+    files = {file for file, function in first.keys() - idle}
+    if len(files) > int(said[2]):  # on a busy machine the work of each minute may fall into the request: once more
+        first, idle = first_calls(tmp_path / "1")
+        files = {file for file, function in first.keys() - idle}
     assert len(files) <= int(said[2]), sorted(files)
