@@ -249,6 +249,8 @@ def _failure(state: Any) -> str:
         ({"lora_alpha": "much"}, "lora_alpha is 'much'"),
         ({"target_modules": ["q_proj"]}, "which target_modules in adapter_config.json does not name"),
         ({"target_modules": "(q_proj"}, "no regular expression"),
+        ({"target_modules": "([a-z_.0-9]+)+!"}, "matching it could take for ever"),
+        ({"rank_pattern": {".*" * 12 + "!": 8}}, "rank_pattern is .*: matching it could take for ever"),
         ({"target_modules": None}, "target_modules is None"),
         ({"rank_pattern": {"q_proj": 4}}, "gives it the rank 4"),
         (

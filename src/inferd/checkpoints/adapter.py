@@ -54,6 +54,10 @@ _REFUSED: Final = {
     "use_bdlora": "block-diagonal adapters are not known here; train a plain LoRA.",
     "arrow_config": "Arrow routes between adapters; give each adapter by its own name.",
 }
+# Python's regular expressions backtrack. A group that is repeated may take exponential time for a name of 40 letters.
+_REPEAT: Final = re.compile(r"[*+{]")
+_REPEATED_GROUP: Final = re.compile(r"\)[*+{]")
+_MAX_REPEATS: Final = 6
 # These initialisations change the base's weights, so that B A alone does not give the trained model.
 _CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -315,6 +319,12 @@ class _Config:
             yield self._pattern(name, rf"(.*\.)?({key})"), value
 
     def _pattern(self, name: str, pattern: str) -> re.Pattern[str]:
+        if len(_REPEAT.findall(pattern)) > _MAX_REPEATS or _REPEATED_GROUP.search(pattern):
+            raise self._wrong(
+                name,
+                f"matching it could take for ever: it repeats a group, or repeats more than {_MAX_REPEATS} times; name "
+                "the modules in a list.",
+            )
         try:
             return re.compile(pattern)
         except re.error as error:
