@@ -43,7 +43,7 @@ from inferd.jobs.batch import MESSAGES, MESSAGES_PREFIX, WINDOW_S, Batch, Stored
 from inferd.jobs.rows import Query
 from inferd.jobs.store import JobStore
 
-RESULTS_TYPE: Final = b"application/x-jsonl"
+RESULTS_TYPE: Final[bytes] = b"application/x-jsonl"
 
 
 async def create(context: Context, call: Call, rest: str) -> Answer:

@@ -22,7 +22,7 @@ from inferd.jobs.batch import StoredFile
 from inferd.jobs.rows import Query
 from inferd.jobs.store import JobStore
 
-JSONL_TYPE: Final = b"application/jsonl"
+JSONL_TYPE: Final[bytes] = b"application/jsonl"
 MAX_FILES: Final = 10_000
 MAX_BATCHES: Final = 100
 LEAST_LIFE_S: Final = 3600
