@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 import pytest
-from tests.app import mortal_server
 from tests.app.test_registry_served import adding, answer, done
 from tests.experiments.books import Tally
 from tests.experiments.client import Client
@@ -31,6 +30,7 @@ from inferd.state.audit import AuditEntry, AuditLog
 from inferd.state.database import Database
 from inferd.state.open import open_database
 
+MORTAL_SERVER: Final = str(Path(__file__).with_name("mortal_server.py"))
 NAME: Final = "m:1:2"
 MODELS: Final[dict[str, dict[str, Any]]] = {
     "m": {
@@ -95,7 +95,7 @@ class Site:
 
     def start(self) -> None:
         self.stop()
-        script = (mortal_server.__file__, str(self.arm), str(self.points))
+        script = (MORTAL_SERVER, str(self.arm), str(self.points))
         self.server = self._running.enter_context(serving(self.folder, MODELS, inferd=script))
 
     def stop(self) -> None:

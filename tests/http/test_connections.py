@@ -361,7 +361,7 @@ def test_options_say_what_is_allowed_and_nothing_of_other_origins(server: Runnin
 @pytest.mark.parametrize(("method", "path", "allow"), [
     ("GET", "/v1/chat/completions", "POST, OPTIONS"), ("DELETE", "/v1/models/tiny", "GET, HEAD, OPTIONS"),
     ("PUT", "/health", "GET, HEAD, OPTIONS"), ("TRACE", "/health", "GET, HEAD, OPTIONS"),
-    ("PATCH", "/", "GET, HEAD, OPTIONS"),
+    ("PATCH", "/", "GET, POST, HEAD, OPTIONS"),
 ])  # fmt: skip
 def test_a_wrong_method_is_told_the_right_ones(server: Running, method: str, path: str, allow: str) -> None:
     reply = server.http.request(method, server.url + path)

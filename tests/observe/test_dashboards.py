@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.http_server import answering
@@ -54,6 +54,7 @@ ROWS = [
     "Errors",
 ]
 OBJECTIVES = ObjectivesConfig(availability=0.99, ttft_ms=300.0, tpot_ms=300.0, total_ms=1000.0)
+DRIFTS: list[tuple[str, Literal["psi", "mmd"]]] = [("output_tokens", "psi"), ("embedding", "mmd")]
 VARIABLES = {"$__rate_interval": "30s", "$__range": "5m", "$instance": ".*", "$model": "tiny"}
 
 
@@ -153,17 +154,20 @@ def a_busy_moment(number: int) -> list[Event]:
         BreakerChanged(model="tiny", replica=0, state="open" if number % 2 else "closed"),
         Retried(model="tiny", kind="retry", granted=True),
         CacheLooked(model="tiny", result="hit"),
-        DriftRead(
-            model="tiny",
-            stream="output_tokens",
-            size=1000,
-            is_smallest=True,
-            measure="psi",
-            distance=0.2,
-            is_alarm=True,
-            is_drifting=True,
-            is_news=number == 1,
-            sentence="",
+        *(
+            DriftRead(
+                model="tiny",
+                stream=stream,
+                size=1000,
+                is_smallest=True,
+                measure=measure,
+                distance=0.2,
+                is_alarm=True,
+                is_drifting=True,
+                is_news=number == 1,
+                sentence="",
+            )
+            for stream, measure in DRIFTS
         ),
         *(
             HttpServed(

@@ -163,10 +163,10 @@ def find_model(context: Context, call: Call, name: str | None) -> ModelStatus:
         status = context.router.model(name if entry is None else entry)
         if status is not None and may_use(context, call.principal, status.name):
             return status
-    seen = visible_models(context, call.principal)
     if name is not None:
         there = _names(listed_models(context, call.principal))
         raise ModelNotFound(f"The model {shown(name)} does not exist; this server has: {there}.", param="model")
+    seen = visible_models(context, call.principal)
     if len(seen) == 1:
         return seen[0]
     raise InvalidRequest(
