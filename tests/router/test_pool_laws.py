@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -631,6 +632,7 @@ def test_a_replica_whose_breaker_closes_gets_its_share_slowly_again() -> None:
         assert {index: at for index, at in since.items() if index != broken.index}.items() <= health.ready_since.items()
 
 
+@pytest.mark.interpreted("replaces a method")
 def test_a_request_that_its_client_gives_up_says_how_slow_its_worker_is_at_least() -> None:
     with ready_pool() as machine:
         machine._submit(0, 1, False, False, True, False)
