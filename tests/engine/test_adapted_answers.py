@@ -201,7 +201,7 @@ def test_adapters_work_with(fields: dict[str, Any], tiny_model: Path, folders: d
     engine.close()
 
 
-def test_choices_beams_and_schemas_use_the_adapter(
+def test_choices_and_beams_use_the_adapter(
     engine: Engine, tiny_model: Path, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     whole = load(merged(tiny_model, folders["b"], tmp_path / "whole"), {})

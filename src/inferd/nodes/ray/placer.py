@@ -67,7 +67,7 @@ class Awaited(NamedTuple):
 
 
 class Site(Protocol):
-    """The router's machines: what they want, and who is told when that changes."""
+    """The router's machines: the reservations that they want, and what is called when those change."""
 
     on_wanted: Callable[[], None]
 
