@@ -6,17 +6,17 @@ Every route with the scope admin that changes something is recorded, also one th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
-from urllib.parse import parse_qs
+from typing import Annotated, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from inferd.errors import Forbidden, InferdError, StateUnavailable, Unavailable
 from inferd.gateway.admin.auditor import Auditor
+from inferd.gateway.body.query import read_query
 from inferd.gateway.call import Answer, Call, Pieces, Response, Switched
 from inferd.gateway.context import Context
 from inferd.gateway.control import ReloadReport
-from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.writer import encode
 from inferd.gateway.route import Route
 from inferd.lifecycle.actions import Changed
@@ -71,8 +71,8 @@ class AuditList(msgspec.Struct, frozen=True):
 class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The query of GET /admin/audit."""
 
-    before: int | None = None  # entries with lower numbers alone
-    limit: int = 100  # at most 1000
+    before: Annotated[int, Meta(ge=0, lt=2**53)] | None = None  # entries with lower numbers alone
+    limit: Annotated[int, Meta(ge=1, le=MAX_ENTRIES)] = 100
 
 
 class _KeyId(msgspec.Struct, frozen=True):
@@ -218,18 +218,6 @@ async def list_entries(context: Context, call: Call, rest: str) -> Response:
         raise Forbidden("The audit log is for the operator alone; ask at the control socket: inferd audit.")
     if context.audit is None:
         raise Unavailable("This server keeps no audit log; start it with inferd serve.", code="no_audit")
-    query = parse_qs(call.head.query)
-    before, limit = query_number(query, "before", None), query_number(query, "limit", 100)
-    if limit is None or not 1 <= limit <= MAX_ENTRIES:
-        raise invalid("limit", f"limit must be 1 to {MAX_ENTRIES}.")
-    return Response(200, encode(AuditList(list(await context.audit.entries(before=before, limit=limit)))))
-
-
-def query_number(query: dict[str, list[str]], name: str, default: int | None) -> int | None:
-    """A number of a query. Raises InvalidRequest."""
-    values = query.get(name)
-    if not values:
-        return default
-    if len(values[0]) > 12 or not values[0].isascii() or not values[0].isdecimal():
-        raise invalid(name, f"{name} must be a number, not {shown(values[0])}.")
-    return int(values[0])
+    query = read_query(call.head.query, AuditQuery)
+    entries = await context.audit.entries(before=query.before, limit=query.limit)
+    return Response(200, encode(AuditList(list(entries))))

@@ -4,15 +4,16 @@ scope admin, and a key that is limited to models sees and changes these alone.""
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, Final
-from urllib.parse import parse_qs
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from inferd.errors import ModelLoadError, ModelNotFound
-from inferd.gateway.admin.audit import actor_of, query_number
+from inferd.gateway.admin.audit import actor_of
 from inferd.gateway.admin.endpoints import control_of
 from inferd.gateway.body.decode import decode_body
+from inferd.gateway.body.query import read_query
 from inferd.gateway.call import Call, Response, read_body, require_json
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
@@ -40,8 +41,8 @@ class HistoryList(msgspec.Struct, frozen=True):
 class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The query of GET /admin/registry/{model}/history."""
 
-    before: int | None = None  # lines with lower numbers alone
-    limit: int = 100  # at most 1000
+    before: Annotated[int, Meta(ge=0, lt=2**53)] | None = None  # lines with lower numbers alone
+    limit: Annotated[int, Meta(ge=1, le=MAX_ENTRIES)] = 100
 
 
 class MoveCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,12 +98,9 @@ async def get_version(context: Context, call: Call, rest: str) -> Response:
 async def get_history(context: Context, call: Call, name: str) -> Response:
     """GET /admin/registry/{model}/history. Raises ModelNotFound, InvalidRequest, StateUnavailable, Unavailable."""
     _check_use(call, name)
-    query = parse_qs(call.head.query)
-    before, limit = query_number(query, "before", None), query_number(query, "limit", 100)
-    if limit is None or not 1 <= limit <= MAX_ENTRIES:
-        raise invalid("limit", f"limit must be 1 to {MAX_ENTRIES}.")
-    found = await control_of(context).versions.history(name, before, limit)
-    if not found and before is None:
+    query = read_query(call.head.query, HistoryQuery)
+    found = await control_of(context).versions.history(name, query.before, query.limit)
+    if not found and query.before is None:
         raise _missing(name)
     return Response(200, encode(HistoryList(list(found))))
 

@@ -8,21 +8,18 @@ the names of tenants.
 from __future__ import annotations
 
 from typing import Annotated, Final
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Meta
 
-from inferd.errors import InvalidRequest
+from inferd.gateway.body.query import read_query
 from inferd.gateway.call import Call, Response
 from inferd.gateway.context import Context
-from inferd.gateway.errors import RequestNotFound, invalid, printable, shown
+from inferd.gateway.errors import RequestNotFound, shown
 from inferd.gateway.generation.writer import encode
 from inferd.observe.why.explain import MAX_LISTED, RecordLine
 from inferd.observe.why.store import Order
 from inferd.tenancy.principal import Principal
-
-MAX_QUERY_FIELDS: Final = 16
 
 
 class RequestsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +43,7 @@ class RecordList(msgspec.Struct, frozen=True):
 
 async def list_requests(context: Context, call: Call, rest: str) -> Response:
     """GET /admin/requests. Raises InvalidRequest."""
-    query = _query_of(call.head.query)
+    query = read_query(call.head.query, RequestsQuery)
     viewer = _viewer(call.principal)
     if query.id is not None:
         lines: list[RecordLine] = [*context.explainer.find(query.id, viewer)]
@@ -78,25 +75,3 @@ def _viewer(principal: Principal) -> str | None:
 
 
 _UNSTORED: Final = ((b"cache-control", b"no-store"),)
-
-
-def _query_of(text: str) -> RequestsQuery:
-    try:
-        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
-    except (UnicodeDecodeError, ValueError):
-        raise InvalidRequest(
-            f"The query is not valid; send at most {MAX_QUERY_FIELDS} parameters in UTF-8.", code="invalid_query"
-        ) from None
-    found: dict[str, str] = {}
-    for name, value in pairs:
-        if name in found:
-            raise invalid(printable(name), f"The parameter {shown(name)} came twice; send it once.")
-        found[name] = value
-    try:
-        return msgspec.convert(found, RequestsQuery, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(
-            f"The query is not valid: {printable(str(error), 200)}. Parameters are "
-            f"{', '.join(RequestsQuery.__struct_fields__)}.",
-            code="invalid_query",
-        ) from None

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -29,9 +28,10 @@ from inferd.gateway.anthropic.batch_wire import (
     request_decoder,
 )
 from inferd.gateway.body.decode import decode
+from inferd.gateway.body.query import read_query
 from inferd.gateway.call import Answer, Call, Pieces, Response, require_json
 from inferd.gateway.context import Context
-from inferd.gateway.errors import invalid, printable, shown
+from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.fields import decode_open_body
 from inferd.gateway.generation.requests import ignored_header
 from inferd.gateway.generation.writer import encode
@@ -246,14 +246,7 @@ async def _found(context: Context, call: Call, name: str) -> Batch:
 
 
 def _query_of(text: str) -> MessageBatchesQuery:
-    try:
-        query = msgspec.convert(dict(parse_qsl(text, max_num_fields=16)), MessageBatchesQuery, strict=False)
-    except ValueError as error:
-        raise InvalidRequest(
-            f"The query is not valid: {printable(str(error), 200)}. Parameters are limit (1 to 1000), after_id, "
-            "before_id.",
-            code="invalid_query",
-        ) from None
+    query = read_query(text, MessageBatchesQuery)
     if query.after_id is not None and query.before_id is not None:
         raise invalid("before_id", "after_id and before_id are both there; send one of them.", "invalid_query")
     return query

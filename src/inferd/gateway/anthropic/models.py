@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from typing import Annotated, Final
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Meta
 
-from inferd.errors import InvalidRequest
 from inferd.gateway.admission import find_model, listed_models
 from inferd.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from inferd.gateway.anthropic.wire import ModelEntry, ModelPage
+from inferd.gateway.body.query import read_query
 from inferd.gateway.call import Call, Response
 from inferd.gateway.context import Context
-from inferd.gateway.errors import invalid, printable, shown
+from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation import stand_in
 from inferd.gateway.generation.writer import encode
 from inferd.gateway.upstream import ModelStatus
@@ -38,7 +37,7 @@ def is_asked(call: Call) -> bool:
 def list_models(context: Context, call: Call) -> Response:
     """The models that the client may use, in pages. Raises InvalidRequest."""
     call.errors = ANTHROPIC_ERRORS
-    query = _query_of(call.head.query)
+    query = read_query(call.head.query, _Query)
     entries = [_entry(status) for status in listed_models(context, call.principal)]
     ids = [entry.id for entry in entries]
     start, end = 0, len(entries)
@@ -63,17 +62,6 @@ class _Query(msgspec.Struct, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 20
     after_id: str | None = None
     before_id: str | None = None
-
-
-def _query_of(text: str) -> _Query:
-    try:
-        return msgspec.convert(dict(parse_qsl(text, max_num_fields=16)), _Query, strict=False)
-    except ValueError as error:
-        raise InvalidRequest(
-            f"The query is not valid: {printable(str(error), 200)}. Parameters are limit (1 to 1000), after_id, "
-            "before_id.",
-            code="invalid_query",
-        ) from None
 
 
 def _place(ids: list[str], name: str, value: str) -> int:

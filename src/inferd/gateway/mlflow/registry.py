@@ -10,12 +10,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from inferd.errors import InvalidRequest, ModelNotFound
 from inferd.gateway.admin.endpoints import control_of
+from inferd.gateway.body.query import query_pairs
 from inferd.gateway.call import Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import shown
@@ -26,7 +26,7 @@ from inferd.lifecycle.registry import Version
 from inferd.lifecycle.stages import Stage
 
 MAX_RESULTS: Final = 1000
-_MAX_QUERY_FIELDS: Final = 200
+_MAX_PARAMETERS: Final = 200
 _STAGES: Final[dict[Stage, str]] = {"canary": "Staging", "production": "Production", "archived": "Archived"}
 _LISTS: Final = frozenset(("stages", "order_by"))
 
@@ -187,15 +187,14 @@ async def _one(context: Context, call: Call) -> Version:
 def _query(call: Call, form: type[T]) -> T:
     """The query of a call. Raises InvalidRequest that names the field."""
     found: dict[str, Any] = {}
+    for name, value in query_pairs(call.head.query, _MAX_PARAMETERS):
+        if name in _LISTS:
+            found.setdefault(name, []).append(value)
+        else:
+            found[name] = value
     try:
-        pairs = parse_qsl(call.head.query, keep_blank_values=True, errors="strict", max_num_fields=_MAX_QUERY_FIELDS)
-        for name, value in pairs:
-            if name in _LISTS:
-                found.setdefault(name, []).append(value)
-            else:
-                found[name] = value
         return msgspec.convert(found, form, strict=False)
-    except (msgspec.ValidationError, ValueError) as error:
+    except msgspec.ValidationError as error:
         raise InvalidRequest(f"The query cannot be read: {error}.", code="mlflow_parameter") from None
 
 

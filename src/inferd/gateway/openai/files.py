@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import Final, Literal
-from urllib.parse import parse_qs
 
 import msgspec
 
 from inferd import clock
 from inferd.eager import in_task
 from inferd.errors import IdempotencyConflict, InvalidRequest
+from inferd.gateway.body.query import last_values
 from inferd.gateway.call import Answer, Call, Pieces, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
@@ -122,7 +122,7 @@ def _identity(received: Received) -> bytes:
 async def list_all(context: Context, call: Call, rest: str) -> Answer:
     store = jobs_of(context)
     query = page_query(call, MAX_FILES, MAX_FILES)
-    purpose = _text(call, "purpose")
+    purpose = last_values(call.head.query).get("purpose")
     if purpose is not None and purpose not in _PURPOSES:
         raise invalid("purpose", f"purpose must be one of {', '.join(_PURPOSES)}, not {shown(purpose)}.")
     await in_task()
@@ -159,22 +159,18 @@ async def delete(context: Context, call: Call, rest: str) -> Answer:
 
 def page_query(call: Call, most: int, default: int) -> Query:
     """The part of a list that is asked for. Raises InvalidRequest."""
-    order = _text(call, "order") or "desc"
+    asked = last_values(call.head.query)
+    order = asked.get("order") or "desc"
     if order not in ("asc", "desc"):
         raise invalid("order", f"order must be asc or desc, not {shown(order)}.")
-    limit = _text(call, "limit")
+    limit = asked.get("limit")
     if limit is not None and not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= most):
         raise invalid("limit", f"limit must be an integer from 1 to {most}, not {shown(limit)}.")
-    return Query(_text(call, "after") or "", default if limit is None else int(limit), order == "desc")
+    return Query(asked.get("after") or "", default if limit is None else int(limit), order == "desc")
 
 
 def ends_of(ids: list[str]) -> tuple[str | None, str | None]:
     return (ids[0], ids[-1]) if ids else (None, None)
-
-
-def _text(call: Call, name: str) -> str | None:
-    values = parse_qs(call.head.query, keep_blank_values=True).get(name)
-    return None if values is None else values[-1]
 
 
 def _life(fields: dict[str, str], store: JobStore) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import parse_qs
 
 import msgspec
 
 from inferd.eager import in_task
+from inferd.gateway.body.query import last_values
 from inferd.gateway.call import Answer, Call, EventStream, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid, shown
@@ -159,7 +159,7 @@ class _Query:
     __slots__ = ("_values",)
 
     def __init__(self, call: Call) -> None:
-        self._values = parse_qs(call.head.query, keep_blank_values=True)
+        self._values = last_values(call.head.query)
 
     @property
     def without_effect(self) -> list[str]:
@@ -169,8 +169,7 @@ class _Query:
         return ignored_header(self.without_effect)
 
     def text(self, name: str) -> str | None:
-        values = self._values.get(name)
-        return None if values is None else values[-1]
+        return self._values.get(name)
 
     def flag(self, name: str) -> bool:
         given = self.text(name)

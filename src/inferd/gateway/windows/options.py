@@ -9,18 +9,17 @@ import math
 import struct
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Meta
 
 from inferd.config.units import bytes_text
 from inferd.errors import InvalidRequest
+from inferd.gateway.body.query import came_twice, query_pairs, query_struct
 from inferd.gateway.errors import invalid, printable, shown
 from inferd.types import ModelInfo, TensorSpec
 
 MAX_SAMPLES: Final = 1 << 24
-MAX_QUERY_FIELDS: Final = 64
 RATE_NAMES: Final = ("sr", "sample_rate", "sampling_rate")  # inputs that get the sample rate
 _INPUTS: Final = "inputs."
 
@@ -111,29 +110,17 @@ def options_of(query: str) -> WindowOptions:
     """The options in a query. Raises InvalidRequest."""
     found: dict[str, Any] = {}
     inputs: dict[str, Any] = {}
-    try:
-        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
-    except (UnicodeDecodeError, ValueError):
-        raise InvalidRequest(
-            f"The query is not valid; send at most {MAX_QUERY_FIELDS} parameters in UTF-8.", code="invalid_query"
-        ) from None
-    for name, text in pairs:
+    for name, text in query_pairs(query):
         into, key = (inputs, name[len(_INPUTS) :]) if name.startswith(_INPUTS) else (found, name)
         if key in into:
-            raise invalid(name[:64], f"The parameter {shown(name)} came twice; send it once.")
+            raise came_twice(name)
         into[key] = text if into is found else _value(text)
     if "inputs" in found:
         raise invalid("inputs", "Inputs are sent one by one in a query: inputs.NAME=VALUE.")
     if "shape" in found:
         found["shape"] = found["shape"].split(",")
-    try:
-        return msgspec.convert({**found, "inputs": inputs}, WindowOptions, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(
-            f"The query is not valid: {printable(str(error), 200)}. Parameters are "
-            f"{', '.join(WindowOptions.__struct_fields__[:-1])} and inputs.NAME.",
-            code="invalid_query",
-        ) from None
+    names = f"{', '.join(WindowOptions.__struct_fields__[:-1])} and inputs.NAME"
+    return query_struct({**found, "inputs": inputs}, WindowOptions, names)
 
 
 def _value(text: str) -> object:
