@@ -75,7 +75,7 @@ void do_text_attention(Dtype dtype, const TextAttentionArgs& g, int threads) {
 }
 void do_sample(const SampleArgs& g, int threads) { sample(g, threads); }
 void do_low_rank(Dtype dtype, const LowRankArgs& g, int threads) {
-    INFERD_BY_DTYPE(low_rank<float>(g, threads), low_rank<bf16>(g, threads));
+    INFERD_BY_DTYPE(low_rank<F32>(g, threads), low_rank<BF16>(g, threads));
 }
 
 }  // namespace

@@ -14,51 +14,67 @@ constexpr int kRankTile = R == 1 && Vec::width >= 16 ? 8 : 4;  // ranks that sha
 constexpr int kLowRankRows = Vec::width >= 16 ? 4 : 2;  // rows that share the reads of a matrix
 constexpr int kVectors = kPanel / Vec::width > 4 ? 4 : kPanel / Vec::width;  // of a panel's outputs, at once
 
+// What the next task reads, requested line by line behind this one's arithmetic: the matrices of one adapter are short, and
+// those of the next lie elsewhere, so that the processor does not foresee them.
+struct Soon {
+    const char *at = nullptr, *end = nullptr;
+
+    void fetch(int lines) {
+        for (int i = 0; i < lines && at < end; i++, at += 64) __builtin_prefetch(at, 0, 2);
+    }
+};
+
 // h[r][k] = scale * sum_j x[r][j] * a[k][j]
-template <class T, int R, int K>
-inline void shrink_tile(const T* const* x, const T* a, int64_t in, float scale, float* const* h) {
+template <class E, int R, int K>
+inline void shrink_tile(const typename E::type* const* x, const typename E::type* a, int64_t in, float scale, float* const* h, Soon& soon) {
+    constexpr int64_t wide = Vec::width * E::lane;  // numbers of a vector
+    const auto lanes = [](const typename E::type* p) { return Vec::lanes(reinterpret_cast<const uint32_t*>(p)); };
     Vec acc[R][K];
     for (int r = 0; r < R; r++)
         for (int k = 0; k < K; k++) acc[r][k] = Vec::zero();
-    const int64_t whole = in / Vec::width * Vec::width;
-    for (int64_t j = 0; j < whole; j += Vec::width) {
+    const int64_t whole = in / wide * wide;
+    for (int64_t j = 0; j < whole; j += wide) {
+        soon.fetch(K);
         Vec w[K];
 #pragma GCC unroll 8
-        for (int k = 0; k < K; k++) w[k] = Vec::load(a + k * in + j);
+        for (int k = 0; k < K; k++) w[k] = lanes(a + k * in + j);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-            const Vec v = Vec::load(x[r] + j);
+            const Vec v = lanes(x[r] + j);
 #pragma GCC unroll 8
-            for (int k = 0; k < K; k++) acc[r][k] = Vec::fma(v, w[k], acc[r][k]);
+            for (int k = 0; k < K; k++) acc[r][k] = E::madd(acc[r][k], v, w[k]);
         }
     }
-    if (whole < in)
+    for (int64_t j = whole; j < in; j += Vec::width)
         for (int k = 0; k < K; k++) {
-            const Vec w = load_some(a + k * in + whole, in - whole);
-            for (int r = 0; r < R; r++) acc[r][k] = Vec::fma(load_some(x[r] + whole, in - whole), w, acc[r][k]);
+            const Vec w = load_some(a + k * in + j, in - j);
+            for (int r = 0; r < R; r++) acc[r][k] = Vec::fma(load_some(x[r] + j, in - j), w, acc[r][k]);
         }
     for (int r = 0; r < R; r++)
         for (int k = 0; k < K; k++) h[r][k] = acc[r][k].sum() * scale;
 }
 
-template <class T, int R>
-inline void shrink_rows(const T* const* x, const LowRankPart& part, int64_t first, int64_t count, float* const* h) {
-    const T* a = static_cast<const T*>(part.a) + first * part.in;
+template <class E, int R>
+inline void shrink_rows(const typename E::type* const* x, const LowRankPart& part, int64_t first, int64_t count, float* const* h, Soon& soon) {
+    const auto* a = static_cast<const typename E::type*>(part.a) + first * part.in;
     float* to[R];
     int64_t k = 0;
     for (; k + kRankTile<R> <= count; k += kRankTile<R>) {
         for (int r = 0; r < R; r++) to[r] = h[r] + first + k;
-        shrink_tile<T, R, kRankTile<R>>(x, a + k * part.in, part.in, part.scale, to);
+        shrink_tile<E, R, kRankTile<R>>(x, a + k * part.in, part.in, part.scale, to, soon);
     }
     for (; k < count; k++) {
         for (int r = 0; r < R; r++) to[r] = h[r] + first + k;
-        shrink_tile<T, R, 1>(x, a + k * part.in, part.in, part.scale, to);
+        shrink_tile<E, R, 1>(x, a + k * part.in, part.in, part.scale, to, soon);
     }
 }
 
+template <class T>
+constexpr int kExpandLines = (kVectors * Vec::width * int(sizeof(T)) + 63) / 64;  // that one rank of a panel's part reads
+
 // y[r][0 .. count) += sum_k h[r][k] * b[k][..], of a panel [rank, kPanel].
 template <class T, int R>
-inline void expand_panel(const float* const* h, const T* b, int64_t rank, T* const* y, int64_t count) {
+inline void expand_panel(const float* const* h, const T* b, int64_t rank, T* const* y, int64_t count, Soon& soon) {
     constexpr int64_t wide = kVectors * Vec::width;
     for (int64_t first = 0; first < count; first += wide) {
         const int64_t rest = count - first;
@@ -69,6 +85,7 @@ inline void expand_panel(const float* const* h, const T* b, int64_t rank, T* con
                 acc[r][j] = left > 0 ? load_some(y[r] + first + j * Vec::width, left) : Vec::zero();
             }
         for (int64_t k = 0; k < rank; k++) {
+            soon.fetch(kExpandLines<T>);
             Vec w[kVectors];
 #pragma GCC unroll 4
             for (int j = 0; j < kVectors; j++) w[j] = Vec::load(b + k * kPanel + first + j * Vec::width);
@@ -93,38 +110,32 @@ struct LowRankTask {
     int64_t num_rows;
     float* h;              // [num_rows, rank]
     int64_t first, count;  // ranks, or panels of outputs
+    bool is_shrink;
 };
 
-// Begins to read what the next task needs: each adapter's matrices are short and lie apart, so that the processor does not
-// foresee them.
-inline void fetch(const void* at, int64_t bytes) {
-    const char* from = static_cast<const char*>(at);
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
-}
-
-template <class T>
-inline void shrink(const LowRankArgs& g, const LowRankTask& task) {
-    const T* x[kLowRankRows];
+template <class E>
+inline void shrink(const LowRankArgs& g, const LowRankTask& task, Soon soon) {
+    const typename E::type* x[kLowRankRows];
     float* h[kLowRankRows];
     int64_t i = 0;
     const auto take = [&](int count) {
         for (int r = 0; r < count; r++) {
-            x[r] = static_cast<const T*>(g.x) + task.rows[i + r] * g.x_stride;
+            x[r] = static_cast<const typename E::type*>(g.x) + task.rows[i + r] * g.x_stride;
             h[r] = task.h + (i + r) * task.part->rank;
         }
     };
     for (; i + kLowRankRows <= task.num_rows; i += kLowRankRows) {
         take(kLowRankRows);
-        shrink_rows<T, kLowRankRows>(x, *task.part, task.first, task.count, h);
+        shrink_rows<E, kLowRankRows>(x, *task.part, task.first, task.count, h, soon);
     }
     for (; i < task.num_rows; i++) {
         take(1);
-        shrink_rows<T, 1>(x, *task.part, task.first, task.count, h);
+        shrink_rows<E, 1>(x, *task.part, task.first, task.count, h, soon);
     }
 }
 
 template <class T>
-inline void expand(const LowRankArgs& g, const LowRankTask& task) {
+inline void expand(const LowRankArgs& g, const LowRankTask& task, Soon soon) {
     const LowRankPart& part = *task.part;
     T* y[kLowRankRows];
     const float* h[kLowRankRows];
@@ -140,17 +151,18 @@ inline void expand(const LowRankArgs& g, const LowRankTask& task) {
         };
         for (; i + kLowRankRows <= task.num_rows; i += kLowRankRows) {
             take(kLowRankRows);
-            expand_panel<T, kLowRankRows>(h, b, part.rank, y, count);
+            expand_panel<T, kLowRankRows>(h, b, part.rank, y, count, soon);
         }
         for (; i < task.num_rows; i++) {
             take(1);
-            expand_panel<T, 1>(h, b, part.rank, y, count);
+            expand_panel<T, 1>(h, b, part.rank, y, count, soon);
         }
     }
 }
 
-template <class T>
+template <class E>
 void low_rank(const LowRankArgs& g, int threads) {
+    using T = typename E::type;
     constexpr int64_t ranks = 8, panels = 4;  // of a task
     static thread_local Scratch numbers, tasks;
     int64_t num_numbers = 0, num_shrink = 0, num_expand = 0, work = 0;
@@ -172,31 +184,24 @@ void low_rank(const LowRankArgs& g, int threads) {
             const LowRankGroup& group = g.groups[i];
             const LowRankPart& part = group.parts[p];
             for (int64_t first = 0; first < part.rank; first += ranks)
-                shrinking[s++] = {&part, group.rows, group.num_rows, h, first, least(ranks, part.rank - first)};
+                shrinking[s++] = {&part, group.rows, group.num_rows, h, first, least(ranks, part.rank - first), true};
             const int64_t all = divide_up(part.count, int64_t(kPanel));
             for (int64_t first = 0; first < all; first += panels)
-                expanding[e++] = {&part, group.rows, group.num_rows, h, first, least(panels, all - first)};
+                expanding[e++] = {&part, group.rows, group.num_rows, h, first, least(panels, all - first), false};
             h += group.num_rows * part.rank;
         }
+    const auto reads = [](const LowRankTask& task) -> Soon {
+        const LowRankPart& part = *task.part;
+        const char* at = static_cast<const char*>(task.is_shrink ? part.a : part.b);
+        const int64_t of_one = (task.is_shrink ? part.in : part.rank * kPanel) * int64_t(sizeof(T));
+        return {at + task.first * of_one, at + (task.first + task.count) * of_one};
+    };
 #pragma omp parallel num_threads(threads) if (work > kSerial)
     {
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < num_shrink; i++) {
-            if (i + 1 < num_shrink) {
-                const LowRankTask& next = shrinking[i + 1];
-                fetch(static_cast<const T*>(next.part->a) + next.first * next.part->in, next.count * next.part->in * int64_t(sizeof(T)));
-            }
-            shrink<T>(g, shrinking[i]);
-        }
+        for (int64_t i = 0; i < num_shrink; i++) shrink<E>(g, shrinking[i], reads(shrinking[i + 1]));
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < num_expand; i++) {
-            if (i + 1 < num_expand) {
-                const LowRankTask& next = expanding[i + 1];
-                const int64_t panel = next.part->rank * kPanel;
-                fetch(static_cast<const T*>(next.part->b) + next.first * panel, next.count * panel * int64_t(sizeof(T)));
-            }
-            expand<T>(g, expanding[i]);
-        }
+        for (int64_t i = 0; i < num_expand; i++) expand<T>(g, expanding[i], i + 1 < num_expand ? reads(expanding[i + 1]) : Soon{});
     }
 }
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.adapters import merged, write_adapter
+from tests.engine.speculation.speculating import always
 from tests.engine.test_engine import PROMPTS, Answer, make_request, run
 
+from inferd.answer_form import AnswerForm, Regex
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
@@ -26,6 +30,7 @@ from inferd.native.paged_attention import native_available
 from inferd.types import Continuation, GenerateRequest
 
 RANKS = {"a": 8, "b": 24, "c": 128}
+PATTERN = "[a-h]{6}"
 PROMPT = "The quick brown fox jumps over the lazy dog"
 
 
@@ -61,6 +66,11 @@ def request(name: str, prompt: str | list[int], adapter: str = "", **options: An
 
 def tokens(engine: Engine, adapter: str = "", prompt: str = PROMPT, **options: Any) -> list[int]:
     return run(engine, request("one", prompt, adapter, ignore_eos=True, **options))[0].tokens()
+
+
+def constrained(name: str, adapter: str = "", **options: Any) -> GenerateRequest:
+    form = AnswerForm(constraint=Regex(pattern=PATTERN, at="regex"))
+    return msgspec.structs.replace(request(name, PROMPT, adapter, **options), form=form)
 
 
 def logprobs(answer: Answer) -> list[float]:
@@ -201,6 +211,62 @@ def test_adapters_work_with(fields: dict[str, Any], tiny_model: Path, folders: d
     engine.close()
 
 
+def test_a_schema_binds_the_answer_of_an_adapter(
+    engine: Engine, tiny_model: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    whole = load(merged(tiny_model, folders["b"], tmp_path / "whole"), {})
+    texts: dict[str, str] = {}
+    for name in ("", "a", "b"):
+        (answer,) = run(engine, constrained("x", name))
+        texts[name] = answer.text()
+        assert re.fullmatch(PATTERN, texts[name])
+    (expected,) = run(whole, constrained("x"))
+    assert texts["b"] == expected.text()
+    assert len(set(texts.values())) == 3, "the adapters choose among what the form allows"
+    whole.close()
+
+
+@pytest.mark.parametrize("with_form", [False, True])
+def test_a_stream_of_an_adapter_is_continued_at_every_token(engine: Engine, with_form: bool) -> None:
+    options = {"temperature": 1.0, "seed": 5, "max_tokens": 12, "ignore_eos": not with_form}
+    make = constrained if with_form else partial(request, prompt=PROMPT)
+    (whole,) = run(engine, make("whole", adapter="b", **options))
+    ids, identity = whole.tokens(), engine.info.adapters["b"].identity
+    assert ids
+    for cut in range(len(ids) + 1):
+        rest = msgspec.structs.replace(
+            make("rest", adapter="b", **options),
+            adapter_identity=identity,
+            resumes=Continuation(token_ids=tuple(ids[:cut]), seed=5),
+        )
+        assert run(engine, rest)[0].tokens() == ids[cut:]
+
+
+def test_a_draft_model_changes_no_answer_of_an_adapter(
+    engine: Engine, tiny_model: Path, folders: dict[str, Path]
+) -> None:
+    """The draft model is the base itself, so that it is right for the base and errs for the adapters."""
+    drafted = load(tiny_model, folders, speculation=SpeculationConfig(method="draft", draft=str(tiny_model)))
+    always(drafted)
+    requests = [
+        request(f"{name}{heat}", PROMPT, name, max_tokens=24, ignore_eos=True, temperature=heat, seed=4)
+        for name in ("", "a", "b")
+        for heat in (0.0, 1.0)
+    ]
+    answers = {each.id: Answer() for each in requests}
+    for each in requests:
+        drafted.add(drafted.prepare(each), 1.0)
+    num_guessed = 0
+    while drafted.due(1.0) is not None:
+        outputs, stats = drafted.step(1.0)
+        num_guessed += stats.drafted_tokens
+        for output in outputs:
+            answers[output.request_id].take(output)
+    assert num_guessed
+    assert [answer.tokens() for answer in answers.values()] == [run(engine, each)[0].tokens() for each in requests]
+    drafted.close()
+
+
 def test_choices_and_beams_use_the_adapter(
     engine: Engine, tiny_model: Path, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -262,7 +328,6 @@ def _failure(state: Any) -> str:
 def test_a_configuration_that_is_not_computed_is_refused_by_name(
     config: dict[str, Any], said: str, engine: Engine, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    import re
     import shutil
 
     shutil.copytree(folders["a"], tmp_path / "x")

@@ -10,11 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.gateway.jobs.serving_jobs import line
 from tests.server_process import Server, running
 from tests.worker.watching import until_now
@@ -22,6 +25,7 @@ from tests.worker.watching import until_now
 from inferd.cli.main import main
 from inferd.cli.running import batch as command
 from inferd.cli.running import batch_runs
+from inferd.cli.running.batch_tables import write_table
 
 PATH = "/v1/completions"
 
@@ -129,6 +133,23 @@ def test_a_table_of_prompts_becomes_a_table_of_answers(server: Server, tmp_path:
     assert rows[0]["output_tokens"] == "4"
     assert json.loads(rows[0]["body"])["choices"][0]["text"] == "abcd"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
+
+
+@given(st.text(max_size=6), st.sampled_from(["custom_id", "answer", "error", "body"]))
+def test_no_cell_of_a_table_is_a_formula(text: str, column: str) -> None:
+    result: dict[str, Any] = {"custom_id": text, "response": {"status_code": 200, "body": text}, "error": None}
+    if column == "answer":
+        result["response"]["body"] = {"choices": [{"text": text}]}
+    elif column == "error":
+        result |= {"response": None, "error": {"message": text}}
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "out.csv"
+        write_table(output, iter([json.dumps(result).encode()]))
+        with output.open(newline="") as file:
+            (row,) = csv.DictReader(file)
+    assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for cell in row.values())
+    expected = json.dumps(text, ensure_ascii=False) if column == "body" else text
+    assert row[column] in (expected, f"'{expected}")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from inferd.types import Delta, End, GenerateRequest, Output, PromptReport, Text
 
 JSON = dict[str, Any]
 SCHEMA: JSON = {"type": "object"}
+NAMED: tuple[JSON, ...] = ({}, {"model": "base"}, {"model": "support"})
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +152,19 @@ def test_a_body_may_ask_for_a_stream(server: Running) -> None:
     assert ask(server, {"return_full_text": True}).json() == {"generated_text": "hiab"}
 
 
+def test_adapter_id_names_the_adapter_that_answers() -> None:
+    with running("base", "other", "support") as server:
+        server.router.statuses[2].parent = "base"
+        server.router.script = words("a")
+        for extra in NAMED:
+            assert ask(server, {"adapter_id": "support"}, **extra).status_code == 200
+            assert server.router.last.model == "support"
+        reply = ask(server, {"adapter_id": "support"}, model="other")
+        assert reply.status_code == 400
+        assert "belongs to 'base', and 'model' is 'other'" in reply.json()["error"]
+        assert ask(server, {"adapter_id": "unknown"}, model="base").status_code == 404
+
+
 @pytest.mark.parametrize(
     ("path", "parameters", "words_of_error"),
     [
@@ -160,7 +174,7 @@ def test_a_body_may_ask_for_a_stream(server: Running) -> None:
         ("/generate", {"truncate": -2}, "parameters.truncate must be"),
         ("/generate", {"stop": [""]}, "parameters.stop[0] is empty"),
         ("/generate", {"watermark": True}, "parameters.watermark is not supported"),
-        ("/generate", {"adapter_id": "a"}, "parameters.adapter_id is not supported"),
+        ("/generate", {"adapter_id": "tiny"}, "which is a model and no adapter"),
         ("/generate", {"best_of": 2}, "parameters.best_of is not supported"),
         ("/generate", {"typical_p": 0.5}, "parameters.typical_p is not supported"),
         ("/generate_stream", {"decoder_input_details": True}, "In a stream it is not"),

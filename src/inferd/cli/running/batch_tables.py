@@ -143,6 +143,7 @@ class _Id(msgspec.Struct, frozen=True):
     custom_id: str | None = None
 
 
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _COLUMNS: Final = ("custom_id", "status", "answer", "error", "input_tokens", "output_tokens", "body")
 _result_decoder: Final = msgspec.json.Decoder(_Result)
 _id_decoder: Final = msgspec.json.Decoder(_Id)
@@ -226,7 +227,14 @@ def _write_csv(path: Path, rows: Iterator[tuple[Any, ...]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
-        writer.writerows(rows)
+        for row in rows:
+            writer.writerow([_inert(cell) for cell in row])
+
+
+def _inert(cell: Any) -> Any:
+    """A text that a spreadsheet would compute as a formula gets an apostrophe before it, as OWASP advises (CSV
+    injection): answers and names of requests come from outside."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _write_parquet(path: Path, rows: Iterator[tuple[Any, ...]]) -> None:

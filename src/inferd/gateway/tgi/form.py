@@ -71,7 +71,6 @@ def check_supported(parameters: Parameters, *, is_stream: bool) -> None:
     """Raises InvalidRequest for a parameter that would change the answer and is not supported."""
     refused = {
         "watermark": (bool(parameters.watermark), "Leave it out."),
-        "adapter_id": (bool(parameters.adapter_id), "Name the model that you want in 'model'."),
         "typical_p": (parameters.typical_p not in (None, 1), "top_p and top_k are supported."),
         "best_of": (parameters.best_of not in (None, 1), "POST to /v1/completions, which has best_of."),
         "decoder_input_details": (

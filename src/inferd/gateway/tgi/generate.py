@@ -7,7 +7,7 @@ from inferd.gateway.admission import visible_models
 from inferd.gateway.body.decode import json_body
 from inferd.gateway.call import Answer, Call
 from inferd.gateway.context import Context
-from inferd.gateway.errors import invalid
+from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.answer import GenerateWork, model_of
 from inferd.gateway.generation.fields import decode_open_body
 from inferd.gateway.generation.options import Options
@@ -63,7 +63,7 @@ async def _answer(
     if parameters.truncate is not None:
         check_range("truncate_prompt_tokens", parameters.truncate, "parameters.truncate")
     sampling, explicit = sampling_of(parameters, with_tokens=is_stream or bool(parameters.details))
-    model = written_by(context, call, body.model)
+    model = _asked_model(context, call, body.model, parameters.adapter_id)
     call.ignored, call.stream = ignored, is_stream
     options = Options(
         stream=is_stream,
@@ -75,6 +75,26 @@ async def _answer(
     prompt = TextPrompt(text=body.inputs)
     generation = Generation(model, f"tgi-{call.unique}", [prompt], sampling, explicit, options)
     return await answer_of(context, call, GenerateWork(generation, raw, Reply(body, model, in_list=in_list)))
+
+
+def _asked_model(context: Context, call: Call, name: str | None, adapter_id: str | None) -> ModelStatus:
+    """The adapter that ``parameters.adapter_id`` names, else the model of the body. Raises as ``written_by``, and
+    InvalidRequest for an adapter of another model."""
+    if not adapter_id:
+        return written_by(context, call, name)
+    adapter = written_by(context, call, adapter_id)
+    if not adapter.parent:
+        raise invalid(
+            "parameters.adapter_id",
+            f"parameters.adapter_id is {shown(adapter_id)}, which is a model and no adapter; name it in 'model'.",
+        )
+    if name not in (None, adapter.name, adapter.parent):
+        raise invalid(
+            "parameters.adapter_id",
+            f"The adapter {adapter.name!r} belongs to {adapter.parent!r}, and 'model' is {shown(name)}; leave one of "
+            "them out.",
+        )
+    return adapter
 
 
 def writing_models(context: Context, call: Call) -> list[ModelStatus]:
