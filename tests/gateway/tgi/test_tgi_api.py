@@ -153,7 +153,7 @@ def test_a_body_may_ask_for_a_stream(server: Running) -> None:
 
 
 def test_adapter_id_names_the_adapter_that_answers() -> None:
-    with running("base", "other", "support") as server:
+    with running(FakeRouter("base", "other", "support")) as server:
         server.router.statuses[2].parent = "base"
         server.router.script = words("a")
         for extra in NAMED:
@@ -161,7 +161,7 @@ def test_adapter_id_names_the_adapter_that_answers() -> None:
             assert server.router.last.model == "support"
         reply = ask(server, {"adapter_id": "support"}, model="other")
         assert reply.status_code == 400
-        assert "belongs to 'base', and 'model' is 'other'" in reply.json()["error"]
+        assert "belongs to 'base', and 'model' is \"other\"" in reply.json()["error"]
         assert ask(server, {"adapter_id": "unknown"}, model="base").status_code == 404
 
 
