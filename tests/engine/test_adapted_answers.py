@@ -7,7 +7,6 @@ import json
 import re
 import weakref
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,14 +227,17 @@ def test_a_schema_binds_the_answer_of_an_adapter(
 
 @pytest.mark.parametrize("with_form", [False, True])
 def test_a_stream_of_an_adapter_is_continued_at_every_token(engine: Engine, with_form: bool) -> None:
-    options = {"temperature": 1.0, "seed": 5, "max_tokens": 12, "ignore_eos": not with_form}
-    make = constrained if with_form else partial(request, prompt=PROMPT)
-    (whole,) = run(engine, make("whole", adapter="b", **options))
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 12, "ignore_eos": not with_form}
+
+    def make(name: str) -> GenerateRequest:
+        return constrained(name, "b", **options) if with_form else request(name, PROMPT, "b", **options)
+
+    (whole,) = run(engine, make("whole"))
     ids, identity = whole.tokens(), engine.info.adapters["b"].identity
     assert ids
     for cut in range(len(ids) + 1):
         rest = msgspec.structs.replace(
-            make("rest", adapter="b", **options),
+            make("rest"),
             adapter_identity=identity,
             resumes=Continuation(token_ids=tuple(ids[:cut]), seed=5),
         )
