@@ -78,7 +78,7 @@ class Parts:
     async def stream(self, client: httpx.AsyncClient, number: int) -> None:
         body = {
             "model": "m", "prompt": f"{number} {_PROMPT}", "max_tokens": 200, "temperature": 1.0, "seed": number,
-            "stream": True, "ignore_eos": True,
+            "stream": True, "min_tokens": 200,  # tokens that end an answer have no text: a row of them looks like a wait
         }  # fmt: skip
         while not self.is_over:
             last, was_flooded = 0.0, self.is_flooded
