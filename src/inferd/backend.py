@@ -10,10 +10,21 @@ that a backend may have; a loop asks for each by ``isinstance``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from inferd.types import AdapterState, Chat, GenerateRequest, ModelInfo, Output, PredictRequest, StepStats, TextPrompt
+from inferd.types import (
+    AdapterState,
+    Chat,
+    GenerateRequest,
+    Handed,
+    Link,
+    ModelInfo,
+    Output,
+    PredictRequest,
+    StepStats,
+    TextPrompt,
+)
 
 Work_contra = TypeVar("Work_contra", contravariant=True)
 """What ``add`` is given: a request, or what was prepared from one in another thread."""
@@ -104,6 +115,18 @@ class TakesAdapters(Protocol):
     def set_adapters(self, wanted: Mapping[str, str]) -> dict[str, AdapterState]:
         """Load and unload adapters until they are those of ``wanted`` (name -> source); the state of each. Called from
         a thread of its own, beside ``step``."""
+        ...
+
+
+@runtime_checkable
+class HandsOver(Protocol):
+    """A backend that can give what it computed of a prompt to another worker of its model, and use what it is given."""
+
+    def open_link(
+        self, link: Link, run_on_loop: Callable[[Callable[[], None]], None], report: Callable[[Handed], None]
+    ) -> None:
+        """Take part in hand-overs from now on. ``run_on_loop`` runs an action in the thread that calls ``step``.
+        ``report`` may be called from any thread. Raises OSError."""
         ...
 
 

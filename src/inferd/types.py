@@ -34,6 +34,8 @@ def class_of(priority: Priority) -> PriorityClass:
 
 
 ModelKind = Literal["generate", "predict"]
+Role = Literal["both", "prefill", "decode"]
+"""What a replica computes: prompts and answers, prompts alone, or answers (and prompts that are not handed over)."""
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 
@@ -199,6 +201,9 @@ class GenerateRequest(Request, frozen=True, kw_only=True, tag="generate", omit_d
     answer_sets: tuple[AnswerSet, ...] = ()  # score these answers instead of generating one
     adapter: str = ""  # the name of the adapter that changes the model; empty: the model itself
     adapter_identity: str = ""  # the adapter must be this one; empty: any of its name
+    # Compute the prompt alone, and hand its KV blocks over to the worker that listens at this address; empty: answer.
+    hands_over_to: str = ""
+    hands_over_for: str = ""  # the id of the request that the blocks are for
 
     @property
     def width(self) -> int:
@@ -344,6 +349,38 @@ class EngineTimes(msgspec.Struct, frozen=True, array_like=True):
     num_steps: int = 0  # steps that computed a part of it
 
 
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """How a replica hands KV blocks over to others of its model, or gets them."""
+
+    role: Role
+    address: str  # the path of the Unix socket where a worker that gets blocks listens
+    key: bytes = msgspec.field(default=b"")  # of the checksums, one for all replicas of the model
+
+
+class Handed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a hand-over, by the worker that computed the prompt."""
+
+    request_id: str  # of the request that the blocks are for
+    num_tokens: int = 0  # of the prompt
+    num_computed: int = 0  # of them, those that this worker's cache did not have
+    num_blocks: int = 0  # that the receiver has taken
+    num_bytes: int = 0  # that were sent
+    compute_s: float = 0.0  # from its arrival in the engine to the end of the prompt
+    wait_s: float = 0.0  # from then to the receipt
+    failure: str = ""  # why the receiver lacks blocks; empty: it has all
+
+
+class HandOver(msgspec.Struct, frozen=True, array_like=True):
+    """Whether the prompt of a request was computed by another replica than its answer, and why."""
+
+    why: str
+    replica: int | None = None  # that computed the prompt; None: the one that answered
+    seconds: float = 0.0  # from the dispatch until the replica of the answer was asked to go on
+    num_blocks: int = 0
+    num_bytes: int = 0
+    failure: str = ""
+
+
 class Routing(msgspec.Struct, frozen=True, array_like=True):
     """What a request met between its arrival at the router and its end: the queue, its replica and failed attempts."""
 
@@ -359,6 +396,7 @@ class Routing(msgspec.Struct, frozen=True, array_like=True):
     was_hedged: bool = False
     was_remote: bool = False  # the replica of its last attempt is another server
     replica: int | None = None  # of its last attempt
+    hand_over: HandOver | None = None  # of its last attempt; None: its model has no roles
 
 
 class PromptReport(msgspec.Struct, frozen=True, array_like=True):

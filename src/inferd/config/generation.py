@@ -42,6 +42,23 @@ class KVCacheConfig(Section, frozen=True, kw_only=True):
     ] = "auto"
 
 
+class RolesConfig(Section, frozen=True, kw_only=True):
+    """Replicas that compute prompts, and others that compute answers (disaggregated prefill)."""
+
+    prefill: Annotated[
+        int, Meta(description="Replicas that compute prompts and hand their KV blocks over.", ge=1, le=32)
+    ] = 1
+    decode: Annotated[
+        int, Meta(description="Replicas that compute answers, and prompts that are not worth a hand-over.", ge=1, le=32)
+    ] = 1
+    min_tokens: Annotated[
+        int,
+        Meta(
+            description="Tokens of a prompt, without its cached beginning, from which a hand-over is considered.", ge=1
+        ),
+    ] = 256
+
+
 class SpeculationConfig(Section, frozen=True, kw_only=True):
     """Speculative decoding: guessed tokens are computed together with the last one, and never change an answer."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from inferd.config.generation import KVCacheConfig, ObjectivesConfig, SchedulerConfig, SpeculationConfig
+from inferd.config.generation import KVCacheConfig, ObjectivesConfig, RolesConfig, SchedulerConfig, SpeculationConfig
 from inferd.config.pipelines import PipelineConfig, StepConfig
 from inferd.config.prediction import BatchingConfig, SequenceConfig, TensorConfig
 from inferd.config.remote import RemoteConfig, RemoteSettings
@@ -249,6 +249,7 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
     verify: VerifyConfig | None = None
     drift: DriftConfig = DriftConfig()
     scaling: ScalingConfig | None = None
+    roles: RolesConfig | None = None
     placement: PlacementConfig = PlacementConfig()
     queue: QueueConfig = QueueConfig()
     routing: RoutingConfig = RoutingConfig()
@@ -277,6 +278,8 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
         """Local replicas, at most."""
         if self.is_remote:
             return 0
+        if self.roles is not None:
+            return self.roles.prefill + self.roles.decode
         return self.replicas if self.scaling is None else self.scaling.max
 
     @property

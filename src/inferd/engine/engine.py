@@ -19,6 +19,7 @@ from inferd.engine.answer_facts import AnswerFacts
 from inferd.engine.answer_scoring import AnswerScoring
 from inferd.engine.beam_search import BeamSearch
 from inferd.engine.generation import Choice, Generation
+from inferd.engine.hand_over.link import EngineLink
 from inferd.engine.masks import MaskThread, Wanted
 from inferd.engine.prepare import Prepared, Preparer
 from inferd.engine.runner import Runner
@@ -31,7 +32,18 @@ from inferd.engine.speculation.speculation import Speculation
 from inferd.engine.step_clock import StepClock
 from inferd.errors import InferdError, InvalidRequest, Overloaded
 from inferd.structured.guide import INVALID_ANSWER, Guide
-from inferd.types import AdapterState, Chat, GenerateRequest, ModelInfo, Output, SamplingParams, StepStats, TextPrompt
+from inferd.types import (
+    AdapterState,
+    Chat,
+    GenerateRequest,
+    Handed,
+    Link,
+    ModelInfo,
+    Output,
+    SamplingParams,
+    StepStats,
+    TextPrompt,
+)
 
 _MOST_CERTAIN = 64  # tokens that are appended to a sequence at once because nothing else may follow
 _PROMPT_LOGITS_ROWS = 64  # rows of prompt logits held at a time: 64 x 151,936 x 4 bytes = 39 MB
@@ -77,6 +89,7 @@ class Engine:
         self._outputs: list[Output] = []  # of the step so far; outputs left over from a failed step come first
         self._clock = StepClock()
         self._ledger = Ledger()
+        self.link: EngineLink | None = None  # None: it takes part in no hand-over
 
     @property
     def info(self) -> ModelInfo:
@@ -89,6 +102,14 @@ class Engine:
     def use_idle_time(self) -> bool:
         """Do a few milliseconds of work that makes later steps shorter; False where there is none."""
         return self._runner.cache.touch_more() > 0
+
+    def open_link(
+        self, link: Link, run_on_loop: Callable[[Callable[[], None]], None], report: Callable[[Handed], None]
+    ) -> None:
+        """Take part in hand-overs from now on, as ``HandsOver`` says. Called before the first step."""
+        self.link = EngineLink(link, self._scheduler, self._runner.cache, self._info.fingerprint, report)
+        if link.role != "prefill":
+            self.link.listen(run_on_loop)
 
     # -- any thread -------------------------------------------------------------------------
 
@@ -167,6 +188,8 @@ class Engine:
             scoring = AnswerScoring(prepared.answers, root, self._scheduler, prepared.eos_ids)
             self._scorings[request.id] = generation.scoring = scoring
         self._scheduler.add(root)
+        if self.link is not None:
+            self.link.arrive(request, root)
 
     def cancel(self, request_id: str) -> None:
         generation = self._generations.get(request_id)
@@ -181,6 +204,8 @@ class Engine:
         self._clock.start()
         self._outputs += self._expire(now) + self._end_cancelled(now)
         self._current = step = self._scheduler.schedule()
+        if self.link is not None and not step.slices:
+            self.link.make_room(now)
         if self._scheduler.dropped:
             self._end_dropped(now)
         if step.slices:
@@ -273,6 +298,8 @@ class Engine:
             if generation.scheduled_at is None:
                 generation.scheduled_at = now
                 generation.num_cached = part.sequence.num_cached
+                if self.link is not None:  # what another worker computed for it was not cached
+                    generation.num_cached -= self.link.scheduled(part.sequence)
         self._clock.lap("schedule")
 
     def _add_guesses(self, step: Step) -> None:
@@ -336,6 +363,8 @@ class Engine:
 
     def _commit(self, step: Step) -> None:
         self._scheduler.commit(step)
+        if self.link is not None:
+            self.link.send_computed(step)
         self._clock.lap("schedule")
 
     def _record_cost(self, step: Step, seconds: float) -> None:
@@ -656,6 +685,8 @@ class Engine:
             guides = [choice.guide for choice in generation.choices.values() if choice.guide is not None]
             self._num_unmatched += sum(guide.num_unmatched for guide in guides)
         self._with_deadline.discard(generation.id)
+        if self.link is not None:
+            self.link.end(generation.id)
         self._sampler.forget(generation.prepared.prompt_ids)
 
     def _stats(self, step: Step) -> StepStats:

@@ -130,13 +130,52 @@ class KVCache:
             v = v * self.value_scales[layer][table].transpose(0, 1).reshape(heads, -1)[:, :length].unsqueeze(-1)
         return k, v
 
+    @property
+    def layout(self) -> str:
+        """What the bytes of a block are: caches with equal texts can exchange blocks."""
+        parts = ("keys", self.keys), ("values", self.values), ("scales", [*self.key_scales, *self.value_scales])
+        shapes = (f"{name} {len(made)} x {made[0].dtype} {list(made[0].shape[1:])}" for name, made in parts if made)
+        return f"{self.block_size} tokens: {', '.join(shapes)}".replace("torch.", "")
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all layers."""
+        return sum(arena[0].nbytes for arena in self._arenas)
+
+    @property
+    def _arenas(self) -> tuple[Tensor, ...]:
+        return (*self.keys, *self.values, *self.key_scales, *self.value_scales)
+
+    def read_blocks(self, blocks: list[int]) -> list[bytes]:
+        """The contents of blocks, in the layout of this cache."""
+        chosen = torch.tensor(blocks, device=self.keys[0].device)
+        rows = torch.empty((len(blocks), self.block_bytes), dtype=torch.uint8)
+        at = 0
+        for arena in self._arenas:
+            size = arena[0].nbytes
+            rows[:, at : at + size] = arena[chosen].reshape(len(blocks), -1).view(torch.uint8)
+            at += size
+        return [row.tobytes() for row in rows.numpy()]
+
+    def write_blocks(self, blocks: list[int], contents: list[bytes]) -> None:
+        """Replace blocks by contents that a cache of the same layout gave."""
+        device = self.keys[0].device
+        chosen = torch.tensor(blocks, device=device)
+        rows = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8).reshape(len(blocks), -1).to(device)
+        at = 0
+        for arena in self._arenas:
+            size = arena[0].nbytes
+            part = rows[:, at : at + size].contiguous().view(arena.dtype)
+            arena[chosen] = part.reshape(len(blocks), *arena.shape[1:])
+            at += size
+
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer: copy-on-write of shared blocks."""
         if not pairs:
             return
         src = torch.tensor([p[0] for p in pairs], device=self.keys[0].device)
         dst = torch.tensor([p[1] for p in pairs], device=self.keys[0].device)
-        for arena in (*self.keys, *self.values, *self.key_scales, *self.value_scales):
+        for arena in self._arenas:
             arena[dst] = arena[src]
 
 

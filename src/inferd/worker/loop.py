@@ -38,11 +38,17 @@ class Drop(msgspec.Struct, frozen=True):
     request_id: str
 
 
+class Run(msgspec.Struct, frozen=True):
+    """Run an action between two steps."""
+
+    action: Callable[[], None]
+
+
 class Halt(msgspec.Struct, frozen=True):
     """Leave the loop."""
 
 
-Work = Add | Drop | Halt
+Work = Add | Drop | Run | Halt
 Inbox = queue.SimpleQueue[Work]
 
 
@@ -79,6 +85,8 @@ class StepLoop:
                 case Drop(request_id):
                     if request_id in self._open:
                         self._backend.cancel(request_id)
+                case Run(action):
+                    action()
                 case Halt():
                     self._halt()
                     return False

@@ -32,23 +32,24 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from inferd import clock
-from inferd.backend import PredictiveBackend, PreparingBackend
+from inferd.backend import HandsOver, PredictiveBackend, PreparingBackend
 from inferd.config import ModelConfig
 from inferd.errors import CodeFailed, InferdError, ModelLoadError
 from inferd.machine.memory import rss_bytes
-from inferd.types import GenerateRequest
+from inferd.types import GenerateRequest, Link
 from inferd.worker.channel import BlockingChannel, ChannelError
 from inferd.worker.direct import ChannelClosedError, DirectLoop, wrong_kind
 from inferd.worker.dumps import forbid_dumps
 from inferd.worker.intake import NUM_FORMING, NUM_TRYING, Intake
 from inferd.worker.line_writer import FileTarget, LineWriter, StreamTarget
 from inferd.worker.log_lines import JsonLines, Words, trace_text
-from inferd.worker.loop import Halt, Inbox, StepLoop, StepsFailedError
+from inferd.worker.loop import Halt, Inbox, Run, StepLoop, StepsFailedError
 from inferd.worker.messages import (
     Cancel,
     Check,
     Detokenize,
     FromWorker,
+    HandedOver,
     Heartbeat,
     Load,
     LoadFailed,
@@ -190,7 +191,7 @@ class Worker:
         gc.enable()
         known = {"artifact": artifact, "verified": words}
         if isinstance(backend, PreparingBackend):
-            return self._generate(backend, known)
+            return self._generate(backend, known, load.link)
         self._is_taken_over = True
         self._take_over.close()
         reader.join()
@@ -208,8 +209,14 @@ class Worker:
             except (InferdError, ImportError) as error:  # the load says it
                 _log.warning("a spare worker could not import what its model needs: %s", error)
 
-    def _generate(self, backend: PreparingBackend, known: dict[str, str]) -> int:
+    def _generate(self, backend: PreparingBackend, known: dict[str, str], link: Link | None) -> int:
         """Serve a generating model, with threads for reading, preparing and writing. ``known``: of its files."""
+        if link is not None and isinstance(backend, HandsOver):
+            backend.open_link(
+                link,
+                lambda action: self._inbox.put(Run(action)),
+                lambda handed: self._send(HandedOver(handed)),
+            )
         intake = Intake(backend, self._inbox, self._send)
         outbox = Outbox(self._channel)
         loop = StepLoop(backend, self._inbox, lambda outputs: outbox.post([outputs]))

@@ -18,6 +18,8 @@ from inferd.types import (
     Chat,
     Failure,
     GenerateRequest,
+    Handed,
+    Link,
     ModelInfo,
     Output,
     PredictRequest,
@@ -32,6 +34,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     name: str
     model: ModelConfig
     replica: int = 0
+    link: Link | None = None  # None: it takes part in no hand-over
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -153,7 +156,15 @@ class AdaptersSet(msgspec.Struct, frozen=True, tag=True):
     failure: Failure | None = None
 
 
-FromWorker = Loading | Ready | LoadFailed | Outputs | Heartbeat | Tokenized | Detokenized | Checked | AdaptersSet
+class HandedOver(msgspec.Struct, frozen=True, tag=True):
+    """A prompt was handed over to another worker, or was not."""
+
+    handed: Handed
+
+
+FromWorker = (
+    Loading | Ready | LoadFailed | Outputs | Heartbeat | Tokenized | Detokenized | Checked | AdaptersSet | HandedOver
+)
 
 # -- frames ------------------------------------------------------------------------------------
 

@@ -206,6 +206,11 @@ class Scheduler:
         """Sequences that could run beside those that do, where none waits."""
         return 0 if len(self._waiting) else self.config.max_num_seqs - len(self.running)
 
+    @property
+    def num_reservable(self) -> int:
+        """Blocks that may be taken without preempting a sequence, and without evicting for a copy."""
+        return self.pool.num_free if self._copies else self.pool.num_available
+
     def redirect(self, sequence: Sequence, length: int, tokens: list[int], scored_from: int | None) -> None:
         """Let ``tokens`` follow the first ``length`` known tokens of a running sequence, instead of what followed.
 
@@ -266,7 +271,7 @@ class Scheduler:
         Fewer are added where free blocks end: no sequence is preempted for a guess.
         """
         sequence = part.sequence
-        num_left = self.pool.num_free if self._copies else self.pool.num_available
+        num_left = self.num_reservable
         room = (len(sequence.blocks) + num_left) * self.block_size - part.start - part.count
         part.draft = tokens[: max(room, 0)]
         part.count += len(part.draft)
@@ -379,7 +384,7 @@ class Scheduler:
         copied = first < len(sequence.blocks) and (
             first < sequence.num_hashed or self.pool.is_shared(sequence.blocks[first])
         )
-        if missing + copied > (self.pool.num_free if self._copies else self.pool.num_available):
+        if missing + copied > self.num_reservable:
             return False
         if copied:
             (fresh,) = self.pool.allocate(1)
@@ -514,7 +519,7 @@ class Scheduler:
         needed = -(-len(sequence.tokens) // self.block_size) - len(hits)
         revived = sum(1 for block in hits if self.pool.is_idle(block))
         # Leave a block for each sequence that grows in this step, or it would be preempted soon.
-        return needed + revived + len(step.slices) <= (self.pool.num_free if self._copies else self.pool.num_available)
+        return needed + revived + len(step.slices) <= self.num_reservable
 
     def _leaves_room(self, sequence: Sequence, step: Step) -> bool:
         """Whether a batch sequence may be admitted beside what other classes usually need."""
