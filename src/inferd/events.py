@@ -186,6 +186,17 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
     granted: bool  # False: the retry budget was used up
 
 
+class HandedOver(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt of a request was computed by one replica for another one, or could not be."""
+
+    model: str
+    replica: int  # that computed the prompt
+    seconds: float  # from the dispatch until the other replica was asked to go on
+    num_blocks: int = 0
+    num_bytes: int = 0
+    failure: str = ""  # why blocks are missing; empty: all came
+
+
 class CacheLooked(msgspec.Struct, frozen=True, kw_only=True):
     """A lookup in the response cache, or the storing of an answer."""
 
@@ -421,6 +432,7 @@ Event = (
     | ClientTurnedAway
     | BreakerChanged
     | Retried
+    | HandedOver
     | CacheLooked
     | ModelUnloaded
     | ConfigReloaded

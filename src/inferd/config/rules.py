@@ -32,6 +32,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOCAL_ONLY = (
     "replicas",
     "scaling",
+    "roles",
     "placement",
     "load",
     "idle_after_s",
@@ -58,6 +59,7 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
         yield from _rollout(("models", name), model)
         yield from _verify(("models", name), model)
         yield from _scaling(("models", name), model)
+        yield from _roles(("models", name), model)
         yield from _placement(("models", name), model, config)
     yield from _adapters(config)
     yield from _registry(config)
@@ -350,6 +352,31 @@ def _rollout(here: Place, model: ModelConfig) -> Iterator[Problem]:
         yield Problem((*at, "new"), f"{rollout.new} is rollout.stable as well; name the version that is to serve.")
     yield from _rollout_steps(at, rollout)
     yield from _rollout_guards(at, rollout, model)
+
+
+def _roles(here: Place, model: ModelConfig) -> Iterator[Problem]:
+    """Everything wrong with roles of replicas. ``here``: the model's place."""
+    if model.roles is None or model.is_remote:
+        return
+    if model.replicas != _default(model, "replicas"):
+        total = model.roles.prefill + model.roles.decode
+        yield Problem((*here, "replicas"), f"roles gives the number, {total}; leave replicas out.")
+    if model.scaling is not None:
+        yield Problem(
+            (*here, "scaling"), "roles gives a fixed number of replicas for each role; keep one of the two settings."
+        )
+    if model.remotes:
+        yield Problem((*here, "remotes"), "a remote server takes part in no hand-over; leave remotes or roles out.")
+    if model.placement.nodes not in ("any", "local") or model.placement.labels:
+        yield Problem(
+            (*here, "placement"),
+            "blocks are handed over on this machine alone; leave placement out, or roles.",
+        )
+    if not model.scheduler.prefix_caching:
+        yield Problem(
+            (*here, "scheduler", "prefix_caching"),
+            "false leaves no place for blocks that are handed over; leave it out, or roles.",
+        )
 
 
 def _scaling(here: Place, model: ModelConfig) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from inferd.errors import Overloaded
 from inferd.events import Emit, RequestRefused
 from inferd.router.choosing.placement import Placement
 from inferd.router.continuation import is_continuable
+from inferd.router.hand_overs import HandOvers
 from inferd.router.live_requests import LiveRequests
 from inferd.router.queue_reporter import QueueReporter
 from inferd.router.replicas.fleet import Fleet
@@ -44,6 +45,7 @@ class Dispatcher:
         "_timer",
         "_timer_at",
         "config",
+        "hand_overs",
         "placement",
         "retries",
         "suspect",
@@ -73,6 +75,7 @@ class Dispatcher:
         random = Random()
         self.retries = Retries(name, config.retry, availability, random, emit, self._retry)
         self.placement = Placement(config, fleet, self.retries.abandoned, random)
+        self.hand_overs = HandOvers(name, fleet, emit)
         self.suspect: Ticket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -129,7 +132,7 @@ class Dispatcher:
             self.placement.sequence_replicas.note(ticket.request, member.replica)
         if member.breaker_state != "closed":
             self._fleet.health.request_began(member, now)
-        member.replica.dispatch(ticket)
+        self.hand_overs.dispatch(ticket, member, self.config.roles, self.placement.seen_bytes)
         if ticket.is_paused:
             member.replica.pause(ticket.request.id)
         if self.config.retry.hedge_after_s is not None and ticket.request.idempotent:

@@ -64,6 +64,7 @@ def routing_of(ticket: Ticket, now: float) -> Routing:
         ticket.hedged_at is not None,
         ticket.is_remote,
         ticket.replica,
+        ticket.hand_over,
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from inferd.router.choosing.breaker import BreakerState
 from inferd.router.replicas.replica import Kind, ReplicaState
-from inferd.types import ModelInfo
+from inferd.types import ModelInfo, Role
 
 ModelState = Literal["loading", "ready", "degraded", "unavailable", "failed", "stopped", "unloaded"]
 """``unavailable``: none of the model's remote servers can be reached."""
@@ -26,6 +26,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     ejected: bool  # gets no requests for now, as it is slower than the other replicas
     rss_bytes: int = 0  # of the memory of the machine that it is on; 0: none, or not known
     node: str = ""  # where its worker is; empty: on this machine, or nowhere
+    role: Role = "both"
     weight: float = 1.0
     region: str = ""
     is_fallback: bool = False

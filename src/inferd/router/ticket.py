@@ -13,7 +13,19 @@ from typing import NamedTuple, Protocol
 from inferd.errors import InferdError
 from inferd.router.merging import MergedOutput, joined
 from inferd.router.progress import Progress
-from inferd.types import End, GenerateRequest, Item, Output, PredictRequest, Relay, Relayed, Request, Sink, Usage
+from inferd.types import (
+    End,
+    GenerateRequest,
+    HandOver,
+    Item,
+    Output,
+    PredictRequest,
+    Relay,
+    Relayed,
+    Request,
+    Sink,
+    Usage,
+)
 
 
 class Runner(Protocol):
@@ -89,6 +101,7 @@ class Ticket:
     restart_s = 0.0  # of its first wait: while no replica worked because workers were lost
     outages_before: tuple[float, float] | None = None  # while it waits for the first time (``waiting.outages``)
     hedged_at: float | None = None  # when the hedge was sent
+    hand_over: HandOver | None = None  # of the last attempt, where the model has roles
     seed: int | None = None
     token_ids: list[int] | None = None  # of the answer so far, where another worker may continue it
     width = 1  # sequences computed for it

@@ -24,12 +24,13 @@ from inferd.config import ModelConfig
 from inferd.errors import ModelLoadError
 from inferd.events import Emit, LoadProgress, ReplicaChanged
 from inferd.machine.memory import rss_bytes
-from inferd.types import Failure, ModelInfo, Output, StepStats
+from inferd.types import Failure, Handed, Link, ModelInfo, Output, StepStats
 from inferd.worker.messages import (
     AdaptersSet,
     Checked,
     Detokenized,
     FromWorker,
+    HandedOver,
     Heartbeat,
     Load,
     LoadFailed,
@@ -116,6 +117,7 @@ class Owner(Protocol):
 
     def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None: ...
     def worker_answered(self, answer: Tokenized | Detokenized | Checked | AdaptersSet) -> None: ...
+    def worker_handed_over(self, handed: Handed) -> None: ...
     def worker_writable(self) -> None: ...
 
 
@@ -145,7 +147,10 @@ class Supervisor:
         *,
         patience: Patience = Patience(),
         again: Callable[[], Awaitable[ModelConfig]] | None = None,
+        link: Link | None = None,
     ) -> None:
+        """``link``: how its workers take part in hand-overs; None: they do not."""
+        self._link = link
         self._model = model
         self._replica = replica
         self._config = config
@@ -292,7 +297,7 @@ class Supervisor:
         self._watch = _Watch()
         if not self._waits_for_machine:
             self._change("starting")
-        name, load = f"{self._model}/{self._replica}", Load(self._model, self._config, self._replica)
+        name, load = f"{self._model}/{self._replica}", Load(self._model, self._config, self._replica, self._link)
         try:
             self._process = self._place.launch(name, load, self._handle_messages, self._owner.worker_writable)
         except NoMachineError as error:
@@ -397,6 +402,8 @@ class Supervisor:
                     self._owner.worker_outputs(outputs, stats)
                 case Heartbeat():
                     self._beat(message)
+                case HandedOver(handed):
+                    self._owner.worker_handed_over(handed)
                 case Tokenized() | Detokenized() | Checked() | AdaptersSet():
                     self._owner.worker_answered(message)
                 case Loading(phase, done, total, at):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -332,11 +332,11 @@ class Turns:
 
 
 @pytest.fixture
-def linked(tiny_model: Path, tmp_path: Path) -> Iterator[tuple[Engine, Engine, Turns, list[Handed]]]:
+def linked(tiny_model: Path, tmp_path: Path) -> tuple[Engine, Engine, Turns, list[Handed]]:
     prefill, decode, turns, reports = load(tiny_model), load(tiny_model), Turns(), list[Handed]()
     decode.open_link(Link(role="decode", address=str(tmp_path / "s"), key=KEY), turns.put, reports.append)
     prefill.open_link(Link(role="prefill", address=str(tmp_path / "p"), key=KEY), turns.put, reports.append)
-    yield prefill, decode, turns, reports
+    return prefill, decode, turns, reports
 
 
 def hand_over(prefill: Engine, turns: Turns, reports: list[Handed], asked: GenerateRequest, address: str) -> Handed:

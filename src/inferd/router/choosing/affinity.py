@@ -107,6 +107,18 @@ def text_of(request: Request, relay: Relay | None = None) -> bytes:
     return (salt + text)[:MAX_BYTES]
 
 
+def size_of(request: GenerateRequest) -> int:
+    """The bytes of a whole prompt, about; of token ids four times their number."""
+    prompt = request.prompt
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    if isinstance(prompt, Chat):
+        return sum(len(str(message.get("content") or "")) for message in prompt.messages) + 256 * len(
+            prompt.tools or ()
+        )
+    return 4 * len(prompt.token_ids)
+
+
 def relayed_text(body: bytes) -> bytes:
     """The bytes of a relayed request's body from the field with the prompt on, at most ``MAX_BYTES``.
 

@@ -28,7 +28,7 @@ class Placement:
     computes an earlier attempt (``Retries.abandoned``).
     """
 
-    __slots__ = ("_abandoned", "_fleet", "_prefixes", "_random", "config", "sequence_replicas")
+    __slots__ = ("_abandoned", "_fleet", "_prefixes", "_random", "config", "seen_bytes", "sequence_replicas")
 
     def __init__(self, config: ModelConfig, fleet: Fleet, abandoned: Collection[str], random: Random) -> None:
         self.config = config
@@ -37,6 +37,7 @@ class Placement:
         self._random = random
         self._prefixes = PrefixIndex(MAX_PREFIXES)
         self.sequence_replicas = SequenceReplicas()
+        self.seen_bytes = 0  # of the prompt that was placed last: those that its replica had received before
 
     def able(self, ticket: Ticket, available: Iterable[Member]) -> list[Member]:
         """The replicas of ``available`` that can take the request; those of last resort only where no other can."""
@@ -63,6 +64,7 @@ class Placement:
 
     def choose(self, ticket: Ticket, able: Sequence[Member], now: float) -> Member:
         """The replica for a request; ``able`` has those that can take it, at least one."""
+        self.seen_bytes = 0
         uses_prefixes = self.uses_prefixes
         if len(able) == 1 and not uses_prefixes:
             return able[0]
@@ -85,7 +87,9 @@ class Placement:
         if len(text) < CHUNK_BYTES:
             return able[0] if len(able) == 1 else self.pick(able, now, session=session)
         keys = prefixes(tenant, text)
-        chosen = self.pick(able, now, prefer=self._prefixes.best(keys), session=session)
+        seen = self._prefixes.best(keys)
+        chosen = self.pick(able, now, prefer=seen, session=session)
+        self.seen_bytes = seen.get(chosen.index, 0)
         self._prefixes.note(keys, chosen.index)
         return chosen
 

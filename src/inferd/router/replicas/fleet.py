@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -21,13 +22,14 @@ from inferd.errors import InferdError, ModelLoadError, Unavailable, UpstreamFail
 from inferd.events import Emit, ModelUnloaded, ReplicaChanged
 from inferd.router.choosing.health import Health
 from inferd.router.replicas.engine_fields import is_same_engine
+from inferd.router.replicas.links import Links, missing_role, wanted_roles
 from inferd.router.replicas.machines import Machines
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.pinned_files import PinnedFiles
 from inferd.router.replicas.replica import LocalReplica, Replica, ReplicaOwner
 from inferd.router.status import Applied, Residency
 from inferd.router.ticket import Runner
-from inferd.types import Failure
+from inferd.types import Failure, Role
 from inferd.worker.spare import SpareWorker
 from inferd.worker.supervisor import NoMachineError, Patience
 
@@ -86,6 +88,7 @@ class Fleet:
         self._patience = patience
         self._may_surge = may_surge
         self._members: dict[int, Member] = {}
+        self._links = Links()
         self._lock = asyncio.Lock()
         self._change = asyncio.Event()
         self._num_waiting = 0
@@ -146,7 +149,10 @@ class Fleet:
         Slow replicas, and local ones with an open breaker, are marked as the last resort.
         """
         available = []
+        answers = any(m.role != "prefill" and m.replica.is_ready and not m.is_leaving for m in self._members.values())
         for member in self._members.values():
+            if member.role == "prefill" and answers:
+                continue  # it computes whole requests only while no other replica is ready
             if member.accepts(now):
                 member.is_last_resort = False
             elif member.kind == "local" and member.can_take:
@@ -249,6 +255,7 @@ class Fleet:
         self.halt()
         await asyncio.gather(self._spare.stop(), *(_stop(member.replica) for member in self._members.values()))
         await asyncio.gather(*self._departures)
+        self._links.close()
 
     # -- changes, one at a time -------------------------------------------------------------
 
@@ -467,10 +474,13 @@ class Fleet:
         changes = []
         workers = self.locals
         outdated = await self._outdated(config)
+        surplus_roles = Counter(w.role for w in workers) - wanted_roles(config)
+        changed = [w for w in reversed(workers) if _takes(surplus_roles, w.role)]
         stale = [
             w
             for w in workers
             if w in outdated
+            or w in changed
             or w.replica.failure is not None
             or not (isinstance(w.made_from, ModelConfig) and is_same_engine(w.made_from, config))
         ]
@@ -503,7 +513,7 @@ class Fleet:
             old.replica.spot.is_leaving = True
             self._load_config, self._planned_bytes, self._need_bytes = config, None, 0
             try:
-                await self._wait_loaded(self._add_locals(1), must_be_placed=old.replica.is_ready)
+                await self._wait_loaded(self._add_locals(1, instead_of=old), must_be_placed=old.replica.is_ready)
             except InferdError:
                 old.replica.spot.is_leaving = False
                 if isinstance(old.made_from, ModelConfig):
@@ -531,7 +541,7 @@ class Fleet:
             return
         if isinstance(old.made_from, ModelConfig):
             self._load_config = old.made_from
-            self._add_local(await pinned_files.config_to_load(), pinned_files)
+            self._add_local(await pinned_files.config_to_load(), pinned_files, old.role)
         raise failure
 
     async def _wait_loaded(self, members: Sequence[Member], *, must_be_placed: bool = False) -> None:
@@ -588,21 +598,31 @@ class Fleet:
 
     # -- single replicas --------------------------------------------------------------------
 
-    def _add_locals(self, count: int) -> list[Member]:
+    def _add_locals(self, count: int, instead_of: Member | None = None) -> list[Member]:
+        """Add local replicas. ``instead_of``: a member that the one replica will replace."""
         added = []
         for _ in range(count):
             config = self._load_config
             if self._planned_bytes is not None:
                 config = msgspec.structs.replace(config, memory_bytes=self._planned_bytes)
-            added.append(self._add_local(config, PinnedFiles(self._name, config, self._pin_below)))
+            role = missing_role(self._load_config, [m.role for m in self.locals if m is not instead_of])
+            added.append(self._add_local(config, PinnedFiles(self._name, config, self._pin_below), role))
         return added
 
-    def _add_local(self, first: ModelConfig, pinned_files: PinnedFiles) -> Member:
+    def _add_local(self, first: ModelConfig, pinned_files: PinnedFiles, role: Role) -> Member:
         """Add a local replica. ``first``: the configuration for its first worker process."""
         first = msgspec.structs.replace(first, adapters=self._adapters)
         spot = self._machines.spot(self._name, lambda: self._config, self._need_bytes, self._spare)
         replica = LocalReplica(
-            self._name, self._free_index(), first, self._owner, self._emit, spot, self._patience, pinned_files
+            self._name,
+            self._free_index(),
+            first,
+            self._owner,
+            self._emit,
+            spot,
+            self._patience,
+            pinned_files,
+            None if self._load_config.roles is None else self._links.add(role),
         )
         return self._add(replica, self._load_config)
 
@@ -673,6 +693,12 @@ def _has_stopped_loading(member: Member) -> bool:
     """Whether a replica has failed, or waits for a machine to run on."""
     replica = member.replica
     return replica.failure is not None or (isinstance(replica, LocalReplica) and replica.is_unplaced)
+
+
+def _takes(roles: Counter[Role], role: Role) -> bool:
+    """Whether one more replica of the role is among these; it is taken out of them."""
+    roles[role] -= 1
+    return roles[role] >= 0
 
 
 def _replicas(count: int) -> str:

@@ -97,6 +97,8 @@ def allows(model: ModelConfig, machine: Machine) -> bool:
     placement = model.placement
     if machine.name == HERE:
         return placement.nodes in ("any", "local") and not placement.labels
+    if model.roles is not None:  # blocks are handed over through sockets of this machine
+        return False
     if machine.is_reserved != (placement.nodes == "ray"):
         return False
     is_there = model.region is None or machine.labels.get("region") == model.region

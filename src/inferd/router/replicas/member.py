@@ -9,6 +9,7 @@ from inferd.router.choosing.breaker import Breaker, BreakerState
 from inferd.router.replicas.machines import HERE
 from inferd.router.replicas.replica import Kind, LocalReplica, Replica
 from inferd.router.status import ReplicaStatus
+from inferd.types import Role
 
 Readiness = Literal["free", "busy", "loading", "blocked", "gone"]
 """``free``: takes a request now; ``busy``: takes one when another ends; ``loading``: loads or restarts;
@@ -80,6 +81,11 @@ class Member:
         return replica.rss_bytes if isinstance(replica, LocalReplica) and not replica.node else 0
 
     @property
+    def role(self) -> Role:
+        """What the replica computes."""
+        return self.replica.role if isinstance(self.replica, LocalReplica) else "both"
+
+    @property
     def node(self) -> str:
         """The node that the worker is on; empty: this machine, or none."""
         return self.replica.node if isinstance(self.replica, LocalReplica) else ""
@@ -134,6 +140,7 @@ class Member:
             ejected=self.is_ejected,
             rss_bytes=replica.rss_bytes if isinstance(replica, LocalReplica) else 0,
             node=self.node,
+            role=self.role,
             weight=self.weight,
             region=self.region,
             is_fallback=self.is_fallback,

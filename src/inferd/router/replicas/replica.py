@@ -21,6 +21,7 @@ from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded
 from inferd.events import Emit
 from inferd.router.replicas.machines import Spot
 from inferd.router.replicas.pinned_files import PinnedFiles
+from inferd.router.replicas.prompts import Ended, Prompts
 from inferd.router.ticket import Ticket
 from inferd.types import (
     CLASSES,
@@ -28,10 +29,13 @@ from inferd.types import (
     Chat,
     Failure,
     GenerateRequest,
+    Handed,
+    Link,
     ModelInfo,
     Output,
     PredictRequest,
     Relayed,
+    Role,
     StepStats,
     TextPrompt,
     class_index,
@@ -233,6 +237,7 @@ class LocalReplica:
     is_fallback = False
 
     __slots__ = (
+        "_awaited",
         "_by_class",
         "_call_ids",
         "_calls",
@@ -249,8 +254,10 @@ class LocalReplica:
         "index",
         "info",
         "is_ready",
+        "link",
         "outstanding",
         "pinned_files",
+        "prompts",
         "region",
         "spot",
     )
@@ -265,13 +272,18 @@ class LocalReplica:
         spot: Spot,
         patience: Patience,
         pinned_files: PinnedFiles,
+        link: Link | None = None,
     ) -> None:
+        """``link``: how it takes part in hand-overs; None: it does not."""
+        self.link = link
         self._model = model
         self._source = config.source
         self._owner = owner
         self._supervisor = Supervisor(
-            model, index, config, self, emit, spot, patience=patience, again=self._config_to_load
+            model, index, config, self, emit, spot, patience=patience, again=self._config_to_load, link=link
         )
+        self.prompts = Prompts(self._supervisor.send)
+        self._awaited: dict[str, Prompts] = {}  # where the prompts of requests in flight are computed
         self._wanted_adapters = dict(config.adapters)
         self.adapters: Mapping[str, AdapterState] = {}  # as the worker told last
         self._tasks: set[asyncio.Task[None]] = set()
@@ -336,12 +348,23 @@ class LocalReplica:
         return self._supervisor.was_ready
 
     @property
+    def role(self) -> Role:
+        """What it computes."""
+        return "both" if self.link is None else self.link.role
+
+    @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight)
+        """Requests in flight, and prompts for other replicas."""
+        return len(self._in_flight) + len(self.prompts)
+
+    @property
+    def num_answers(self) -> int:
+        """Requests in flight that compute their answers, or their prompts here."""
+        return len(self._in_flight) - len(self._awaited)
 
     @property
     def can_take(self) -> bool:
-        return self.is_ready and len(self._in_flight) < len(CLASSES) * self.capacity and self._supervisor.is_writable
+        return self.is_ready and self.num_in_flight < len(CLASSES) * self.capacity and self._supervisor.is_writable
 
     def runs(self, ticket: Ticket) -> bool:
         return ticket.is_local
@@ -367,15 +390,45 @@ class LocalReplica:
     # -- generating -------------------------------------------------------------------------
 
     def dispatch(self, ticket: Ticket) -> None:
+        self._hold(ticket)
+        self._submit(ticket)
+
+    def dispatch_after(self, ticket: Ticket, prompts: Prompts, num_tokens: int, limit_s: float, ended: Ended) -> None:
+        """Have another replica compute the prompt first. The answer begins here when ``ended`` was called, with
+        whatever was handed over. ``num_tokens`` and ``limit_s`` as of ``Prompts.begin``."""
         request = ticket.request
-        assert isinstance(request, GenerateRequest | PredictRequest)
-        self._in_flight[request.id] = ticket
+        assert isinstance(request, GenerateRequest)
+        assert self.link is not None
+        self._hold(ticket)
+        self._awaited[request.id] = prompts
+
+        def go_on(handed: Handed) -> None:
+            ended(handed)
+            del self._awaited[request.id]
+            self._submit(ticket)
+
+        prompts.begin(request, self.link.address, num_tokens, limit_s, go_on)
+
+    def _hold(self, ticket: Ticket) -> None:
+        self._in_flight[ticket.request.id] = ticket
         self._by_class[class_index(ticket.request.priority)] += 1
         self.outstanding += ticket.width
+
+    def _submit(self, ticket: Ticket) -> None:
+        request = ticket.request
+        assert isinstance(request, GenerateRequest | PredictRequest)
         self._supervisor.send(Submit(request))
+
+    def _cease_to_await(self, request_id: str) -> None:
+        prompts = self._awaited.pop(request_id, None)
+        if prompts is not None:
+            prompts.cancel(request_id)
 
     def cancel(self, request_id: str) -> None:
         """Send the cancellation to the worker. The request stays in flight until its end arrives."""
+        if request_id in self._awaited:  # the worker, which does not have it yet, gives every request its end
+            self._cease_to_await(request_id)
+            self._submit(self._in_flight[request_id])
         self._supervisor.send(Cancel(request_id))
 
     def pause(self, request_id: str) -> None:
@@ -395,11 +448,15 @@ class LocalReplica:
 
     def release(self, ticket: Ticket) -> None:
         """Remove the ticket of a request that has ended."""
+        self._cease_to_await(ticket.request.id)
         del self._in_flight[ticket.request.id]
         self._by_class[class_index(ticket.request.priority)] -= 1
         self.outstanding -= ticket.width
 
     def release_all(self) -> list[Ticket]:
+        for request_id in tuple(self._awaited):
+            self._cease_to_await(request_id)
+        self.prompts.lose("its replica is gone")
         tickets = list(self._in_flight.values())
         self._in_flight.clear()
         self._by_class = [0] * len(CLASSES)
@@ -521,7 +578,12 @@ class LocalReplica:
         self.failure = failure
         self._owner.replica_failed(self)
 
+    def worker_handed_over(self, handed: Handed) -> None:
+        self.prompts.handed(handed)
+
     def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None:
+        if self.role == "prefill":
+            outputs = self.prompts.without_ends(outputs)
         self._owner.replica_outputs(self, outputs, stats)
 
     def worker_answered(self, answer: Answered) -> None:

@@ -1,0 +1,121 @@
+"""Replicas with roles as real processes: same answers as of one engine, also while either side is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from tests.conftest import write_tiny_model
+from tests.worker.watching import Witness, next_output, outputs_of, text_of, until
+
+from inferd import clock
+from inferd.config import Config, ModelConfig
+from inferd.config.generation import RolesConfig
+from inferd.events import HandedOver
+from inferd.llm import LLM
+from inferd.router.choosing.split import Costs
+from inferd.router.replicas.replica import LocalReplica
+from inferd.router.router import Router
+from inferd.router.stream import Stream, open_stream
+from inferd.types import GenerateRequest, HandOver, Output, SamplingParams, TextPrompt
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+ROLES = RolesConfig(prefill=1, decode=1, min_tokens=64)
+
+
+class Unmeasured(Costs):
+    """Every prompt that is long enough is handed over, whatever it took before."""
+
+    __slots__ = ()
+
+    def record(self, **_: object) -> None:
+        pass
+
+
+def request(name: str, text: str, sampling: SamplingParams = GREEDY) -> GenerateRequest:
+    return GenerateRequest(
+        id=name,
+        model="tiny",
+        prompt=TextPrompt(text=text),
+        sampling=sampling,
+        explicit=SamplingParams.__struct_fields__,
+        arrived_at=clock.now(),
+    )
+
+
+def replica_of(router: Router, role: str) -> LocalReplica:
+    (found,) = [one for one in router.replicas("tiny") if isinstance(one, LocalReplica) and one.role == role]
+    return found
+
+
+def kill(router: Router, role: str) -> None:
+    pid = replica_of(router, role).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def hand_over_of(outputs: list[Output]) -> HandOver:
+    end = outputs[-1].end
+    assert end is not None
+    assert end.outcome == "done", end.failure
+    assert end.routing is not None
+    assert end.routing.hand_over is not None
+    return end.routing.hand_over
+
+
+@pytest.mark.slow
+def test_answers_are_equal_with_roles_and_while_either_side_is_killed(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, max_positions=8192)
+    draw = random.Random(4)
+    prompts = [" ".join(draw.choice(("cat", "dog", "sun", "x", "1")) for _ in range(600)) for _ in range(18)]
+    with LLM(str(model), progress=False) as llm:
+        expected = [completion.text for completion in llm.generate(prompts, GREEDY, progress=False)]
+
+    async def scenario() -> None:
+        witness = Witness()
+        config = ModelConfig(source=str(model), roles=ROLES, resume_streams=True, max_model_len=8192)
+        router = Router(Config(models={"tiny": config}), witness)
+        await router.start()
+        await router.settled()
+        hand_overs = router._pools["tiny"]._dispatcher.hand_overs
+        hand_overs.costs = Unmeasured()
+        try:
+            alone = await outputs_of(open_stream(router, request("alone", prompts[0])))
+            assert "no other answer is computed" in hand_over_of(alone).why
+            assert text_of(alone) == expected[0]
+
+            async def begin_answer(name: str) -> Stream:
+                long = SamplingParams(temperature=0.0, max_tokens=7000, ignore_eos=True)
+                stream = open_stream(router, request(name, "abc", long))
+                await next_output(stream)
+                return stream
+
+            def send(numbers: range) -> list[Stream]:
+                return [open_stream(router, request(f"r{i}", prompts[i])) for i in numbers]
+
+            running = await begin_answer("running")
+            handed = [await outputs_of(stream) for stream in send(range(1, 6))]
+            assert [text_of(one) for one in handed] == expected[1:6]
+            assert all(hand_over_of(one).replica == replica_of(router, "prefill").index for one in handed)
+            assert all(hand_over_of(one).num_blocks > 10 and not hand_over_of(one).failure for one in handed)
+            assert len([e for e in witness.events if isinstance(e, HandedOver) and not e.failure]) == 5
+
+            under_load = send(range(6, 12))
+            await asyncio.sleep(0)  # they are dispatched
+            kill(router, "prefill")
+            assert [text_of(await outputs_of(stream)) for stream in under_load] == expected[6:12]
+            await until(lambda: replica_of(router, "prefill").is_ready, "it computes prompts again", 60)
+
+            under_load = send(range(12, 18))
+            kill(router, "decode")
+            assert [text_of(await outputs_of(stream)) for stream in under_load] == expected[12:18]
+            running.close()
+            await until(lambda: all(not one.num_in_flight for one in router.replicas("tiny")), "nothing is left", 60)
+        finally:
+            await router.stop()
+
+    asyncio.run(scenario())
