@@ -15,6 +15,7 @@ from inferd.events import (
     ConfigReloaded,
     Event,
     GatewaysCompared,
+    HandedOver,
     HttpServed,
     JobsCounted,
     LinesAnswered,
@@ -358,6 +359,26 @@ TOLD: dict[str, tuple[tuple[Event, ...], dict[str, float]]] = {
     ),
     "hedge": ((Retried(model="tiny", kind="hedge", granted=True),), {"retries hedge granted": 1}),
     "retry": ((Retried(model="tiny", kind="retry", granted=False),), {"retries retry refused": 1}),
+    "handed over": (
+        (HandedOver(model="tiny", replica=0, seconds=0.2, num_blocks=3, num_bytes=12),),
+        {
+            "hand_overs whole": 1,
+            "hand_over_blocks": 3,
+            "hand_over_bytes": 12,
+            "hand_over_seconds_sum": 0.2,
+            "hand_over_seconds_count": 1,
+        },
+    ),
+    "handed over in part": (
+        (HandedOver(model="tiny", replica=0, seconds=0.2, num_blocks=1, num_bytes=4, failure="2 of 3 are missing"),),
+        {
+            "hand_overs partial": 1,
+            "hand_over_blocks": 1,
+            "hand_over_bytes": 4,
+            "hand_over_seconds_sum": 0.2,
+            "hand_over_seconds_count": 1,
+        },
+    ),
     "hit": ((CacheLooked(model="tiny", result="hit"),), {"response_cache hit": 1}),
     "store": (
         (CacheLooked(model="tiny", result="store", bytes=9),),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from inferd.events import (
     BreakerChanged,
     Event,
+    HandedOver,
     HttpServed,
     ModelUnloaded,
     ReplicaChanged,
@@ -120,17 +121,19 @@ def test_every_decision_has_a_line() -> None:
         RequestRefused(model="chat", reason="queue_full", tenant="t"),
         BreakerChanged(model="chat", replica=1, state="open", reason="5 failures"),
         Retried(model="chat", kind="retry", granted=False),
+        HandedOver(model="chat", replica=0, seconds=0.5, failure="the receiver has no free memory"),
         ModelUnloaded(model="chat", reason="evicted", freed_bytes=7),
     )
     assert [(line["event"], line["level"]) for line in found] == [
         ("refused", "warning"),
         ("breaker", "warning"),
         ("retry", "warning"),
+        ("hand_over", "warning"),
         ("unload", "info"),
     ]
     assert (found[0]["reason"], found[0]["tenant"]) == ("queue_full", "t")
     assert (found[1]["replica"], found[1]["reason"]) == (1, "5 failures")
-    assert found[3]["freed_bytes"] == 7
+    assert found[4]["freed_bytes"] == 7
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.7), st.sampled_from(["chat", "b"])), max_size=120))

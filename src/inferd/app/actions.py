@@ -286,6 +286,7 @@ def _replica(replica: ReplicaStatus, load: LoadReport | None, info: ModelInfo | 
         breaker="ejected" if replica.ejected else replica.breaker,
         weight=replica.weight,
         region=replica.region,
+        role=replica.role,
         is_fallback=replica.is_fallback,
         restarts=replica.restarts,
         memory_bytes=replica.rss_bytes,

@@ -205,6 +205,7 @@ MODEL_LEAVES = leaves(
         *("source", "remote", "remotes", "routing", "breaker", "retry", "cache", "load"),
         *("pipeline", "inputs", "outputs", "preprocess", "postprocess", "sequence"),
         *(
+            "roles",
             "rollout",
             "drift",
             "scaling",

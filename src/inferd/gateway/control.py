@@ -38,6 +38,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     breaker: str = "closed"  # closed, open, half_open or ejected
     weight: float = 1.0
     region: str = ""
+    role: str = "both"  # prefill: it computes prompts for others, decode: answers
     is_fallback: bool = False
     restarts: int = 0
     memory_bytes: int = 0  # 0: unknown, or elsewhere

@@ -16,6 +16,7 @@ from inferd.events import (
     AdminActed,
     BreakerChanged,
     DriftRead,
+    HandedOver,
     HttpServed,
     ModelUnloaded,
     NodeChanged,
@@ -139,7 +140,7 @@ def replica_line(event: ReplicaChanged, wall_s: float) -> str:
     return encoded(line)
 
 
-Decision = RequestRefused | BreakerChanged | Retried | ModelUnloaded
+Decision = RequestRefused | BreakerChanged | Retried | HandedOver | ModelUnloaded
 """Events of decisions that have a line. Reloads and outages of the database have a record of Python's logging."""
 
 
@@ -159,6 +160,9 @@ def decision_fields(event: Decision) -> tuple[str, str, JSON]:
         case Retried():
             level = "info" if event.granted else "warning"
             return "retry", level, {"model": event.model, "kind": event.kind, "granted": event.granted}
+        case HandedOver():
+            fields = {"model": event.model, "replica": event.replica, "blocks": event.num_blocks}
+            return "hand_over", "warning", {**fields, "failure": _cut(event.failure)}
         case ModelUnloaded():
             return "unload", "info", {"model": event.model, "reason": event.reason, "freed_bytes": event.freed_bytes}
 

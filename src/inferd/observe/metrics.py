@@ -22,6 +22,7 @@ STATES = ("starting", "loading", "ready", "hung", "died", "failed", "draining", 
 BREAKER_STATES = ("closed", "open", "half_open", "ejected")
 RETRY_KINDS = ("retry", "hedge", "continuation")
 RETRY_RESULTS = ("granted", "refused")
+HAND_OVER_RESULTS = ("whole", "partial")
 CACHE_RESULTS = ("hit", "miss", "store", "error")
 UNLOADS = ("asked", "idle", "evicted", "removed")
 FAULTS = ("hung", "died", "failed")
@@ -503,6 +504,28 @@ RETRIES = Metric(
     "Requests sent to another replica (granted), or not sent because the budget was used up (refused).",
     (*_MODEL, "kind", "result"),
     "Retried",
+)
+
+# -- prompts that another replica computes -----------------------------------------------------
+
+HAND_OVERS = Metric(
+    "inferd_hand_overs_total",
+    "Prompts that one replica computed for another one, by whether all their KV blocks came (whole), or not (partial).",
+    (*_MODEL, "result"),
+    "HandedOver",
+)
+HAND_OVER_BLOCKS = Metric(
+    "inferd_hand_over_blocks_total", "KV blocks that another replica has by hand-overs.", _MODEL, "HandedOver"
+)
+HAND_OVER_BYTES = Metric(
+    "inferd_hand_over_bytes_total", "Bytes of KV blocks that were sent to another replica.", _MODEL, "HandedOver"
+)
+HAND_OVER_S = Metric(
+    "inferd_hand_over_seconds",
+    "Duration of a hand-over, from the dispatch until the other replica was asked to go on.",
+    _MODEL,
+    "HandedOver",
+    buckets=_FIRST_TOKEN_S,
 )
 
 # -- kept answers ------------------------------------------------------------------------------

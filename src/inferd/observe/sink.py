@@ -32,6 +32,7 @@ from inferd.events import (
     DriftRead,
     Event,
     GatewaysCompared,
+    HandedOver,
     HttpServed,
     JobsCounted,
     LinesAnswered,
@@ -443,6 +444,14 @@ class Observer:
                 result = m.RETRY_RESULTS[0 if event.granted else 1]
                 self._store.value(m.RETRIES, self._model(event.model), event.kind, result).add()
                 self._decisions.write(event)
+            case HandedOver():
+                model = self._model(event.model)
+                self._store.value(m.HAND_OVERS, model, m.HAND_OVER_RESULTS[1 if event.failure else 0]).add()
+                self._store.value(m.HAND_OVER_BLOCKS, model).add(event.num_blocks)
+                self._store.value(m.HAND_OVER_BYTES, model).add(event.num_bytes)
+                self._store.distribution(m.HAND_OVER_S, model).observe(event.seconds)
+                if event.failure:
+                    self._decisions.write(event)
             case CacheLooked():
                 self._statistics.looked(event)
                 model = self._model(event.model) if event.model else ""
@@ -714,6 +723,11 @@ class Observer:
         for kind in m.RETRY_KINDS:
             for result in m.RETRY_RESULTS:
                 value(m.RETRIES, model, kind, result)
+        for result in m.HAND_OVER_RESULTS:
+            value(m.HAND_OVERS, model, result)
+        value(m.HAND_OVER_BLOCKS, model)
+        value(m.HAND_OVER_BYTES, model)
+        self._store.distribution(m.HAND_OVER_S, model)
         for result in m.CACHE_RESULTS:
             value(m.CACHE_LOOKUPS, model, result)
         for word in m.UNLOADS:

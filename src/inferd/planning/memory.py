@@ -41,6 +41,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     headroom_bytes: int  # the process itself and a step's activations
     replicas: int
+    roles: str = ""  # which of them compute prompts, and which answers
     kind: ModelKind = "generate"
     platform: str = "inferd_llm"
     # Of language models:
@@ -140,6 +141,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
         block_size=arena.block_size,
         headroom_bytes=headroom_bytes(config, dims, itemsize=itemsize),
         replicas=config.num_local,
+        roles=_roles_text(config),
         max_model_len=arena.max_model_len,
         max_concurrency=concurrency(arena.max_model_len),
         typical_len=typical,
@@ -154,6 +156,12 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
             param="memory_bytes",
         )
     return estimate
+
+
+def _roles_text(config: ModelConfig) -> str:
+    if config.roles is None:
+        return ""
+    return f"{config.roles.prefill} for prompts and {config.roles.decode} for answers"
 
 
 def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
@@ -249,6 +257,11 @@ def _answered_outputs(outputs: Iterable[TensorSpec], sequence: SequenceConfig) -
 
 def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -> MemoryEstimate:
     """The memory of one replica of a predictive model."""
+    if config.roles is not None:
+        raise ModelLoadError(
+            f"{name} has roles, but only models that generate text have prompts to hand over. Leave roles out.",
+            param="roles",
+        )
     plan = plan_predictive(artifact, config)
     signature, declared = plan.signature, config.batching.max_batch_size
     estimate = MemoryEstimate(

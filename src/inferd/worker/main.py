@@ -178,6 +178,12 @@ class Worker:
             progress = self._progress()
             model, words = _verified(load.name, load.model, progress)
             backend = self._create(load.name, model, progress)
+            if load.link is not None and not isinstance(backend, HandsOver):
+                raise ModelLoadError(
+                    f"{load.name} has roles, but only models that generate text have prompts to hand over. Leave roles "
+                    "out.",
+                    param="roles",
+                )
         except InferdError as error:
             code = error.__cause__ if isinstance(error.__cause__, CodeFailed) else None
             trace = trace_text(code.__cause__) if code is not None and code.__cause__ is not None else ""

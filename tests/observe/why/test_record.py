@@ -14,7 +14,18 @@ from inferd.observe.why.recorder import record_of
 from inferd.types import EngineTimes, Routing, Timings, Usage
 
 _NAMES = (
-    *("receive", "admission", "load_wait", "queue", "lost_attempts", "remote", "tokenize", "schedule_wait", "prefill"),
+    *(
+        "receive",
+        "admission",
+        "load_wait",
+        "queue",
+        "lost_attempts",
+        "hand_over",
+        "remote",
+        "tokenize",
+        "schedule_wait",
+        "prefill",
+    ),
     *("prefill_shared", "decode", "crowding", "others_prefill", "preempted", "recomputed", "masks", "speculation"),
     *("slowed", "decode_inputs", "batch_wait", "compute", "encode", "send", "rest"),
 )

@@ -24,6 +24,7 @@ ABOVE_THE_WORKER = {
         "remote",
         "remotes",
         "replicas",
+        "roles",
         "rollout",
         "scaling",
     ),

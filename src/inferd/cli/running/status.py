@@ -255,6 +255,7 @@ def _about(replica: ReplicaReport) -> list[str]:
         planned_text(replica),
         restarts_text(replica.restarts),
         replica.region,
+        "" if replica.role == "both" else replica.role,
         "fallback" if replica.is_fallback else "",
         replica.detail,
     ]

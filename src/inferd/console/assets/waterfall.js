@@ -6,13 +6,13 @@ import { Table, html, visibleLine } from "./ui.js";
 /** What each part of a request's time means. */
 const PARTS = {
   receive: "Receive the body", admission: "Key, quota, checks", load_wait: "Wait for the model to load", queue: "Wait in the queue",
-  lost_attempts: "Attempts that failed", remote: "At another server", tokenize: "Text to tokens", schedule_wait: "Wait for a step",
+  lost_attempts: "Attempts that failed", hand_over: "Prompt at another replica", remote: "At another server", tokenize: "Text to tokens", schedule_wait: "Wait for a step",
   prefill: "Own prompt", prefill_shared: "Others in the steps of the prompt", decode: "Own tokens", crowding: "Others' tokens in own steps",
   others_prefill: "Others' prompts in own steps", preempted: "Preempted", recomputed: "Computed again", masks: "Masks of structured output",
   speculation: "Gain of speculation", slowed: "Slow device or processor", decode_inputs: "Decode the inputs", batch_wait: "Wait for a batch",
   compute: "Compute", encode: "Encode the outputs", send: "Send", rest: "Rest",
 };
-const WAITS = new Set(["load_wait", "queue", "lost_attempts", "schedule_wait", "prefill_shared", "crowding", "others_prefill", "preempted", "recomputed", "slowed", "batch_wait"]);
+const WAITS = new Set(["load_wait", "queue", "lost_attempts", "hand_over", "schedule_wait", "prefill_shared", "crowding", "others_prefill", "preempted", "recomputed", "slowed", "batch_wait"]);
 
 /** @typedef {{name: string, begin_s: number, seconds: number}} Part */
 

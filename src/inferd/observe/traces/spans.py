@@ -90,6 +90,7 @@ _ADMISSION: Final = name_field("admission")
 _LOAD_WAIT: Final = name_field("load_wait")
 _QUEUE: Final = name_field("queue")
 _LOST_ATTEMPTS: Final = name_field("lost_attempts")
+_HAND_OVER: Final = name_field("hand_over")
 _REMOTE: Final = name_field("remote")
 _SEND: Final = name_field("send")
 _PREEMPTED: Final = name_field("preempted")
@@ -307,6 +308,10 @@ def _add_stages(stages: _Stages, event: HttpServed, is_generated: bool) -> None:
         return
     sent = min(dispatched + routing.lost_s, over)
     stages.add(_LOST_ATTEMPTS, dispatched, sent)
+    if routing.hand_over is not None:
+        handed = min(sent + routing.hand_over.seconds, over)
+        stages.add(_HAND_OVER, sent, handed)
+        sent = handed
     if _was_remote(timings, routing):
         stages.add(_REMOTE, sent, over)
     else:

@@ -50,7 +50,16 @@ _BATCH: Final = CLASSES.index("batch")
 
 _WAITS: Final = frozenset(
     (
-        *("load_wait", "queue", "lost_attempts", "schedule_wait", "prefill_shared", "crowding", "others_prefill"),
+        *(
+            "load_wait",
+            "queue",
+            "lost_attempts",
+            "hand_over",
+            "schedule_wait",
+            "prefill_shared",
+            "crowding",
+            "others_prefill",
+        ),
         *("preempted", "recomputed", "slowed", "batch_wait"),
     )
 )
@@ -112,7 +121,8 @@ class Case:
         numbers = self.numbers
         if isnan(numbers.begun) or isnan(numbers.dispatched):
             return 0.0
-        return max(numbers.begun - numbers.dispatched - self.seconds.get("lost_attempts", 0.0), 0.0)
+        before = self.seconds.get("lost_attempts", 0.0) + self.seconds.get("hand_over", 0.0)
+        return max(numbers.begun - numbers.dispatched - before, 0.0)
 
     def _beyond_usual(self, name: str, seconds: float) -> float:
         return max(seconds - self.usual.parts.get(name, 0.0), 0.0) if self.usual.parts else 0.0
@@ -205,6 +215,14 @@ def _lost_attempt(case: Case) -> Cause | None:
     other = "another server" if remote else "another replica"
     words = f"{seconds_text(seconds)} at a replica that failed, before {other} took it"
     return Cause("failover" if remote else "retry", seconds, f"{words} ({counted(case.numbers.attempts, 'attempt')})")
+
+
+def _hand_over(case: Case) -> Cause | None:
+    seconds = case.claim("hand_over")
+    if not seconds:
+        return None
+    words = f"{seconds_text(seconds)} while another replica computed the prompt ({case.record.hand_over})"
+    return Cause("hand_over", seconds, words)
 
 
 def _preemption(case: Case) -> Cause | None:
@@ -397,6 +415,7 @@ _RULES: Final[tuple[Callable[[Case], Cause | None], ...]] = (
     _cold_load,
     _worker_restart,
     _lost_attempt,
+    _hand_over,
     _preemption,
     _slow_reader,
     _batch_job,

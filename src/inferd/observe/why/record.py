@@ -39,6 +39,7 @@ class Numbers(NamedTuple):
     load: float
     restart: float
     lost: float
+    handed: float
     schedule_wait: float
     prefill: float
     prefill_shared: float
@@ -94,10 +95,10 @@ class Numbers(NamedTuple):
 ENGINE_FORM: Final = struct.Struct("<12fI")
 """The fields of ``EngineTimes``, from ``schedule_wait`` to ``num_steps``."""
 
-FORM: Final = struct.Struct(f"<2d14f{ENGINE_FORM.size}s8I4Hh2b")
+FORM: Final = struct.Struct(f"<2d15f{ENGINE_FORM.size}s8I4Hh2b")
 """All numbers. Those of the engine are one field: the packed ``ENGINE_FORM``, all zeros where there was none."""
 
-_NUMBERS: Final = struct.Struct("<2d14f12fI8I4Hh2b")  # the same bytes, every number a field
+_NUMBERS: Final = struct.Struct("<2d15f12fI8I4Hh2b")  # the same bytes, every number a field
 _SPAN: Final = struct.Struct("<df")  # behind ``arrived_at``: ``started_at`` and ``total``
 
 
@@ -122,6 +123,7 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     trace: str  # the W3C traceparent; empty: the call had none
     ahead_tenant: str  # the tenant with most of the requests that were queued before it
     packed: bytes
+    hand_over: str = ""  # why another replica computed the prompt; empty: none did
 
     @property
     def numbers(self) -> Numbers:
@@ -183,13 +185,14 @@ def _gateway_parts(numbers: Numbers) -> dict[str, float]:
         "load_wait": load_wait,
         "queue": dispatched - submitted - load_wait,
         "lost_attempts": (lost := min(numbers.lost, total - dispatched)),
-        "known": dispatched + lost,
+        "hand_over": (handed := min(numbers.handed, total - dispatched - lost)),
+        "known": dispatched + lost + handed,
     }
 
 
 def _engine_parts(numbers: Numbers, found: dict[str, float]) -> float:
     """Adds the parts of a generated text; returns their sum, with the remainder inside the engine."""
-    dispatched = numbers.dispatched + found["lost_attempts"]
+    dispatched = numbers.dispatched + found["lost_attempts"] + found["hand_over"]
     found["tokenize"] = 0.0 if isnan(numbers.tokenized) else max(numbers.tokenized - dispatched, 0.0)
     found.update(
         schedule_wait=numbers.schedule_wait,

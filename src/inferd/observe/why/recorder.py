@@ -19,7 +19,7 @@ from inferd.observe.why.pressure import NoPressure, Pressure
 from inferd.observe.why.record import ENGINE, ENGINE_FORM, FORM, HEDGED, REMOTE, STREAM, TEXT, RequestRecord
 from inferd.observe.why.store import NUM_RECENT, RecordStore
 from inferd.observe.why.usual import UsualTimes
-from inferd.types import Routing, Timings, Usage
+from inferd.types import HandOver, Routing, Timings, Usage
 
 _NO_TIMES: Final = Timings()
 _NO_ROUTING: Final = Routing()
@@ -103,7 +103,7 @@ def record_of(event: HttpServed, wall: float) -> RequestRecord:
         routing = end.routing or _NO_ROUTING
     met = _fields(routing)
     ahead, ahead_of_class, ahead_tenant, ahead_of_tenant, load_s, restart_s = met[:6]
-    lost_s, num_attempts, worker_deaths, was_hedged, was_remote, _ = met[6:]
+    lost_s, num_attempts, worker_deaths, was_hedged, was_remote, _, hand_over = met[6:]
     flags |= (REMOTE if was_remote else 0) | (HEDGED if was_hedged else 0)
     num_prompt, num_completion, num_cached = _fields(usage or _NO_USAGE)[:3]
     dispatched, tokenized, scheduled, first_token, finished, _, begun, behind_s = _fields(times or _NO_TIMES)
@@ -124,6 +124,7 @@ def record_of(event: HttpServed, wall: float) -> RequestRecord:
         load_s,
         restart_s,
         lost_s,
+        0.0 if hand_over is None else hand_over.seconds,
         engine,
         _count(num_prompt),
         _count(num_completion),
@@ -152,7 +153,13 @@ def record_of(event: HttpServed, wall: float) -> RequestRecord:
         trace,
         ahead_tenant,
         packed,
+        "" if hand_over is None or hand_over.replica is None else _reason_of(hand_over),
     )
+
+
+def _reason_of(hand_over: HandOver) -> str:
+    """Why a prompt was handed over, and what went wrong."""
+    return f"{hand_over.why}; {hand_over.failure}" if hand_over.failure else hand_over.why
 
 
 def _time(seconds: object) -> object:

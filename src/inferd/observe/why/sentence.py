@@ -19,6 +19,7 @@ PARTS: Final = {
     "load_wait": "until a replica could work",
     "queue": "in the queue",
     "lost_attempts": "at replicas that failed",
+    "hand_over": "while another replica computed the prompt",
     "remote": "at another server",
     "tokenize": "tokenizing the prompt",
     "schedule_wait": "until its first step",

@@ -19,19 +19,19 @@ class Links:
     """Addresses in a folder of the server's user alone, which is made with the first of them."""
 
     def __init__(self) -> None:
-        self._folder: Path | None = None
+        self.folder: Path | None = None  # None: there is no address
         self._key = secrets.token_bytes(32)
         self._numbers = itertools.count()
 
     def add(self, role: Role) -> Link:
         """The link of a new replica. Its workers keep it over restarts."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="inferd-links-"))
-        return Link(role=role, address=str(self._folder / f"{next(self._numbers)}.sock"), key=self._key)
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="inferd-links-"))
+        return Link(role=role, address=str(self.folder / f"{next(self._numbers)}.sock"), key=self._key)
 
     def close(self) -> None:
         """Remove the folder. Idempotent."""
-        folder, self._folder = self._folder, None
+        folder, self.folder = self.folder, None
         if folder is not None:
             with contextlib.suppress(OSError):  # a worker that ends may still remove its socket
                 shutil.rmtree(folder)

@@ -119,7 +119,7 @@ export class Page extends View {
       <${Table} caption=${"Replicas of " + visibleLine(model.name)} empty="No replica is loaded."
         head=${["Replica", "State", "In flight", "Breaker", "Restarts", "Memory", "Process", "Content", "Last load"]}
         rows=${model.replicas.map((replica) => html`<tr>
-          <th scope="row"><${Name} text=${replica.name} />${replica.detail && html`<br /><bdi>${visible(replica.detail)}</bdi>`}</th>
+          <th scope="row"><${Name} text=${replica.name} />${replica.role !== "both" && html` (${replica.role})`}${replica.detail && html`<br /><bdi>${visible(replica.detail)}</bdi>`}</th>
           <td><${State} state=${replica.state} /></td><td>${replica.in_flight}</td><td><${State} state=${replica.breaker} /></td>
           <td>${replica.restarts}</td><td>${replica.memory_bytes ? bytes(replica.memory_bytes) : "–"}</td><td>${replica.pid ?? "–"}</td>
           <td><code>${visibleLine(replica.artifact) || "–"}</code></td><td>${load(replica)}</td>
