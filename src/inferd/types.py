@@ -68,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     length_penalty: float = 1.0  # beam score = sum of log-probabilities / length ** length_penalty
     logprobs: int | None = None  # per generated token: this many alternatives (0: the token alone)
     prompt_logprobs: int | None = None  # likewise for the prompt's tokens
+    watermark: bool = False  # requested; a model whose watermark is always there adds it to every answer
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
 
@@ -413,6 +414,7 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     scores: tuple[tuple[float, ...], ...] | None = None
     # Fields of the request with schemas of tools that do not bind the answer: arguments are any JSON object there.
     unenforced: tuple[str, ...] = ()
+    watermark: str = ""  # the scheme of the answer's watermark; empty: there is none
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

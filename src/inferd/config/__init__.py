@@ -11,7 +11,14 @@ from __future__ import annotations
 from inferd.config.config import Config
 from inferd.config.devices import DevicesConfig
 from inferd.config.environment import stray_variables
-from inferd.config.generation import KVCacheConfig, ObjectivesConfig, RolesConfig, SchedulerConfig, SpeculationConfig
+from inferd.config.generation import (
+    KVCacheConfig,
+    ObjectivesConfig,
+    RolesConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+    WatermarkConfig,
+)
 from inferd.config.load import load_config, model_name, single_model_config
 from inferd.config.model import REMOTE_PREFIX, DType, ModelConfig, Runtime
 from inferd.config.payloads import PayloadsConfig
@@ -90,6 +97,7 @@ __all__ = [
     "TracingConfig",
     "VerifyConfig",
     "VersionsConfig",
+    "WatermarkConfig",
     "load_config",
     "model_name",
     "read_yaml",

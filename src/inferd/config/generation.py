@@ -78,6 +78,29 @@ class SpeculationConfig(Section, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(description="Most tokens guessed for one sequence in one step.", ge=1, le=64)] = 16
 
 
+class WatermarkConfig(Section, frozen=True, kw_only=True):
+    """A watermark in what a model writes, which the key's holder can detect (docs/watermarks.md)."""
+
+    key_file: Annotated[
+        str, Meta(description="File with the secret key: one whole number from 1 to 9223372036854775807.", min_length=1)
+    ]
+    apply: Annotated[
+        Literal["always", "requested"],
+        Meta(description="always: in every answer; requested: in those whose request has `watermark: true`."),
+    ] = "always"
+    greenlist_ratio: Annotated[
+        float, Meta(description="Part of the vocabulary that is preferred after each token.", gt=0, lt=1)
+    ] = 0.25
+    bias: Annotated[
+        float,
+        Meta(
+            description="What is added to the logits of the preferred tokens: more is detected in shorter texts.",
+            gt=0,
+            le=20,
+        ),
+    ] = 2.0
+
+
 class ObjectivesConfig(Section, frozen=True, kw_only=True):
     """Objectives of a model.
 

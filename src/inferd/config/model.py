@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from inferd.config.generation import KVCacheConfig, ObjectivesConfig, RolesConfig, SchedulerConfig, SpeculationConfig
+from inferd.config.generation import (
+    KVCacheConfig,
+    ObjectivesConfig,
+    RolesConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+    WatermarkConfig,
+)
 from inferd.config.pipelines import PipelineConfig, StepConfig
 from inferd.config.prediction import BatchingConfig, SequenceConfig, TensorConfig
 from inferd.config.remote import RemoteConfig, RemoteSettings
@@ -244,6 +251,7 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    watermark: WatermarkConfig | None = None
     versions: VersionsConfig = VersionsConfig()
     rollout: RolloutConfig | None = None
     verify: VerifyConfig | None = None

@@ -41,6 +41,7 @@ _LOCAL_ONLY = (
     "resume_streams",
     "chat_template",
     "speculation",
+    "watermark",
     "adapters",
     "adapter_roots",
     "adapter_memory_bytes",
@@ -275,6 +276,8 @@ def _model(name: str, model: ModelConfig, env: Mapping[str, str]) -> Iterator[Pr
             "it is 'draft', and no draft model is named; set speculation.draft to a smaller model with the same "
             "tokenizer, or take 'auto'.",
         )
+    if model.watermark is not None and (sentence := _unreadable(model.watermark.key_file, "the key")):
+        yield Problem((*here, "watermark", "key_file"), sentence)
     if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
         yield Problem((*here, "chat_template"), f"there is no file {model.chat_template!r}; check the path.")
 

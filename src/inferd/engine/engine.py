@@ -555,6 +555,7 @@ class Engine:
             sequence.index,
             prepared.stop_ids if prepared.grammar is None else frozenset(),  # its masks leave them out
             prepared.bad_words,
+            prepared.watermark,
         )
 
     def _append_drawn(

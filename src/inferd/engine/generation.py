@@ -21,6 +21,7 @@ from inferd.engine.sampler import Sampled
 from inferd.engine.scheduling.accounting import Account
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.stop import StopBuffer
+from inferd.engine.watermark import NAME as WATERMARK
 from inferd.errors import InferdError, InvalidRequest
 from inferd.structured.guide import Guide
 from inferd.types import (
@@ -377,6 +378,7 @@ class Generation:
             prepared.seed if prepared.sampling.width == 1 and not prepared.sampling.use_beam_search else None,
             self.scoring.trie.scores() if self.scoring is not None else None,
             prepared.unenforced,
+            WATERMARK if prepared.watermark is not None else "",
         )
 
     def failed(self, error: InferdError, now: float) -> Output:

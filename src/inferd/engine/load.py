@@ -45,6 +45,7 @@ from inferd.engine.scheduling.scheduler import Scheduler
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.draft_load import LoadedDraft, load_draft
 from inferd.engine.speculation.speculation import Speculation
+from inferd.engine.watermark import Watermark, load_watermark
 from inferd.errors import ModelLoadError
 from inferd.machine.memory import available_bytes
 from inferd.machine.placement import num_threads, usable_cores
@@ -122,6 +123,8 @@ def create_backend(
     draft = load_draft(config, folder, checkpoint.num_tokens, device, progress)
     adapters = Adapters(checkpoint.decoder, device, checkpoint.digest, config.adapter_memory_bytes)
     adapters.apply(config.adapters, progress)
+    marked = config.watermark
+    watermark = None if marked is None else load_watermark(marked, checkpoint.decoder.config.vocab_size)
     phases.done("adapters")
     progress("KV cache", 0, 0)
     memory = _plan_memory(config, checkpoint.decoder, draft, adapters, device)
@@ -137,8 +140,8 @@ def create_backend(
     notation = _notation(folder, checkpoint, eos_ids)
     phases.done("answer_format")
     engine = Engine(
-        info=_info(name, config, checkpoint, memory, eos_ids, notation, device, phases, used, adapters),
-        preparer=_preparer(config, checkpoint, memory.arena, used, eos_ids, notation, adapters),
+        info=_info(name, config, checkpoint, memory, eos_ids, notation, device, phases, used, adapters, watermark),
+        preparer=_preparer(config, checkpoint, memory.arena, used, eos_ids, notation, adapters, watermark),
         runner=runner,
         scheduler=scheduler,
         sampler=Sampler(checkpoint.num_tokens),
@@ -270,6 +273,7 @@ def _info(
     phases: _Phases,
     defaults: GenerationDefaults,
     adapters: Adapters,
+    watermark: Watermark | None,
 ) -> ModelInfo:
     decoder, arena = checkpoint.decoder, memory.arena
     dims = decoder.config
@@ -290,7 +294,7 @@ def _info(
         temperature=1.0 if defaults.temperature is None else defaults.temperature,
         top_p=1.0 if defaults.top_p is None else defaults.top_p,
         answer_format=notation.told if notation is not None else "",
-        fingerprint=_fingerprint(checkpoint.digest, decoder, memory.attention, config.kv_cache.dtype),
+        fingerprint=_fingerprint(checkpoint.digest, decoder, memory.attention, config.kv_cache.dtype, watermark),
         attention=memory.attention,
         memory=memory_plan(
             arena,
@@ -314,6 +318,7 @@ def _preparer(
     eos_ids: frozenset[int],
     notation: Notation | None,
     adapters: Adapters,
+    watermark: Watermark | None,
 ) -> Preparer:
     limits = Limits(
         vocab_size=checkpoint.decoder.config.vocab_size,
@@ -332,6 +337,8 @@ def _preparer(
         config.seed,
         Forms(compiler, notation),
         adapters,
+        watermark,
+        is_always_marked=config.watermark is not None and config.watermark.apply == "always",
     )
 
 
@@ -468,7 +475,7 @@ def _digest_of_files(folder: Path) -> bytes:
     return digest.digest()
 
 
-def _fingerprint(files: bytes, decoder: Decoder, attention: str, kv_dtype: str) -> str:
+def _fingerprint(files: bytes, decoder: Decoder, attention: str, kv_dtype: str, watermark: Watermark | None) -> str:
     """A digest of everything that decides the answers: files, number format, kernels."""
     digest = hashlib.blake2b(files, digest_size=6)
     digest.update(f"{decoder.dtype}:{decoder.quantization}:{attention}:{torch.__version__}".encode())
@@ -476,4 +483,6 @@ def _fingerprint(files: bytes, decoder: Decoder, attention: str, kv_dtype: str) 
         digest.update(f":kv {kv_dtype}".encode())
     if (factors := factors_of(decoder.config)) != "auto":
         digest.update(f":rope {factors}".encode())
+    if watermark is not None:
+        digest.update(b":watermark " + watermark.identity)
     return "fp_" + digest.hexdigest()

@@ -21,6 +21,7 @@ from inferd.checkpoints.text.tokenizer import NO_OWNER, Owner, Tokenizer
 from inferd.engine.adapters import Adapters
 from inferd.engine.answer_trie import AnswerTrie, Tokenized
 from inferd.engine.forms import Forms
+from inferd.engine.watermark import Watermark
 from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, WorkerDied
 from inferd.native.low_rank import LoadedAdapter
 from inferd.structured.guide import CompiledGrammar
@@ -50,6 +51,7 @@ class Prepared:
     parsing: Parsing | None = None  # None: an answer is plain text
     answers: AnswerTrie | None = None  # that are scored; None: an answer is generated
     unenforced: tuple[str, ...] = ()  # fields with schemas of tools that do not bind the answer
+    watermark: Watermark | None = None  # of the answer
 
     @property
     def num_prompt(self) -> int:
@@ -93,8 +95,11 @@ class Preparer:
         seed: int | None,
         forms: Forms,
         adapters: Adapters | None = None,
+        watermark: Watermark | None = None,
+        is_always_marked: bool = False,
     ) -> None:
-        """``adapters``: of the model; None: it can have none."""
+        """``adapters``: of the model; None: it can have none. ``watermark``: likewise; of every answer, or of those
+        whose request asks for it."""
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults
@@ -102,6 +107,8 @@ class Preparer:
         self.limits = limits
         self._forms = forms
         self.adapters = adapters
+        self._watermark = watermark
+        self._is_always_marked = is_always_marked
         self._random = random.Random(seed)
         self.tokenize_s = 0.0
 
@@ -158,6 +165,7 @@ class Preparer:
             tokenized_s=done - request.arrived_at,
             parsing=parsing,
             unenforced=unenforced,
+            watermark=self._watermark_of(sampling),
         )
 
     def tokenize(self, prompt: Prompt, owner: Owner = NO_OWNER) -> list[int]:
@@ -338,6 +346,22 @@ class Preparer:
                 f"{self.limits.max_model_len}. Send the request again.",
                 param="resumes",
             )
+
+    def _watermark_of(self, sampling: SamplingParams) -> Watermark | None:
+        """The watermark of an answer. Raises InvalidRequest where it is asked for, or must be there, and cannot be."""
+        if self._watermark is None and sampling.watermark:
+            raise InvalidRequest(
+                "This model has no watermark. Leave watermark out, or set the model's watermark in its configuration.",
+                param="watermark",
+            )
+        if self._watermark is None or not (sampling.watermark or self._is_always_marked):
+            return None
+        if sampling.use_beam_search:
+            raise InvalidRequest(
+                "Beam search cannot have a watermark, which is part of this answer. Leave use_beam_search out.",
+                param="use_beam_search",
+            )
+        return self._watermark
 
     def _check_ids(self, sampling: SamplingParams) -> None:
         size = self.limits.vocab_size

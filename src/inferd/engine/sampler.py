@@ -2,7 +2,7 @@
 
 Knows tensors of logits and a row's parameters; knows no text, no scheduler. The order is vLLM's:
 log-probabilities are those of the untouched logits; then the masks of constrained answers, allowed tokens, bad words,
-min_tokens, logit bias, penalties, temperature, min-p, top-k, top-p, and the draw.
+min_tokens, logit bias, penalties, the watermark, temperature, min-p, top-k, top-p, and the draw.
 
 **The draw does not depend on the batch.** Each (seed, choice, position) has its own uniform number,
 from a hash, and the token is found by inverting the cumulative distribution in vocabulary order. All
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inferd.engine.watermark import Watermark
 from inferd.errors import InferdError, InternalError, InvalidRequest
 from inferd.native.masks import ban
 from inferd.native.sampling import sample, takes_logits
@@ -48,6 +49,7 @@ class SampleRow:
     index: int  # which choice of its request
     stop_ids: frozenset[int] = frozenset()  # banned until min_tokens are generated
     bad_words: tuple[tuple[int, ...], ...] = ()
+    watermark: Watermark | None = None
 
 
 class RowMasks(NamedTuple):
@@ -184,6 +186,10 @@ class Sampler:
             times = {t: c for t, c in Counter(row.output_ids).items() if 0 <= t < self._vocab_size}
             counts = torch.tensor(list(times.values()), dtype=x.dtype, device=x.device)
             x[self._ids(times, x)] -= sampling.frequency_penalty * counts + sampling.presence_penalty
+        if row.watermark is not None:
+            before = row.output_ids[-1] if row.output_ids else row.prompt_ids[-1]
+            is_drawn = sampling.temperature >= _TINY_TEMPERATURE
+            row.watermark.add(x, before, sampling.temperature if is_drawn else 0.0)
 
     def _ids(self, ids: Sequence[int] | set[int] | frozenset[int] | Mapping[int, float], like: Tensor) -> Tensor:
         return torch.tensor([t for t in ids if 0 <= t < self._vocab_size], dtype=torch.int64, device=like.device)
@@ -208,6 +214,7 @@ def _is_adjusted(row: SampleRow) -> bool:
         or s.repetition_penalty != 1.0
         or s.presence_penalty
         or s.frequency_penalty
+        or row.watermark is not None
     )
 
 

@@ -25,7 +25,7 @@ _SAFE: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 _MAX_HOST_RESULTS: Final = 256
 _EXPOSED: Final = (
     b"x-request-id, retry-after, idempotent-replayed, x-inferd-cache, x-inferd-ignored-params, "
-    b"x-inferd-unenforced-params, x-keda-http-cold-start, "
+    b"x-inferd-unenforced-params, x-inferd-watermark, x-keda-http-cold-start, "
     b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, "
     b"inference-header-content-length"

@@ -152,6 +152,18 @@ def test_a_body_may_ask_for_a_stream(server: Running) -> None:
     assert ask(server, {"return_full_text": True}).json() == {"generated_text": "hiab"}
 
 
+def test_a_watermark_is_asked_for_and_reported(server: Running) -> None:
+    def script(request: GenerateRequest) -> list[Output]:
+        report = PromptReport(3, watermark="kgw" if request.sampling.watermark else "")
+        last = (Delta(0, "a", finish_reason="stop"),)
+        return [Output(request.id, (), report), Output(request.id, last, None, End("done", Usage(3, 1)))]
+
+    server.router.script = script
+    for path in ("/generate", "/generate_stream"):
+        assert ask(server, {"watermark": True}, path).headers["x-inferd-watermark"] == "kgw"
+        assert "x-inferd-watermark" not in ask(server, {"watermark": False}, path).headers
+
+
 def test_adapter_id_names_the_adapter_that_answers() -> None:
     with running(FakeRouter("base", "other", "support")) as server:
         server.router.statuses[2].parent = "base"
@@ -173,7 +185,6 @@ def test_adapter_id_names_the_adapter_that_answers() -> None:
         ("/generate", {"top_n_tokens": 99}, "parameters.top_n_tokens must be"),
         ("/generate", {"truncate": -2}, "parameters.truncate must be"),
         ("/generate", {"stop": [""]}, "parameters.stop[0] is empty"),
-        ("/generate", {"watermark": True}, "parameters.watermark is not supported"),
         ("/generate", {"adapter_id": "tiny"}, "which is a model and no adapter"),
         ("/generate", {"best_of": 2}, "parameters.best_of is not supported"),
         ("/generate", {"typical_p": 0.5}, "parameters.typical_p is not supported"),

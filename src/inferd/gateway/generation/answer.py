@@ -20,7 +20,7 @@ from inferd.gateway.generation.requests import (
     collect_all,
     fingerprint_of,
     ignored_header,
-    unenforced_header,
+    report_headers,
 )
 from inferd.gateway.generation.sse import stream_answer
 from inferd.gateway.generation.writer import AnswerWriter, StreamForm
@@ -106,5 +106,5 @@ class GenerateWork:
             return await stream_answer(call, streams, write, reply.stream_form, headers, is_loading=is_loading)
         collected = await collect_all(call, streams, generation.sampling.n)
         reply.fingerprint = fingerprint_of(context, model)
-        headers = (*headers, *unenforced_header(collected[0].prompt))
+        headers = (*headers, *report_headers(collected[0].prompt))
         return Response(200, reply.completion(call, collected), headers=headers)

@@ -188,11 +188,13 @@ def ignored_header(ignored: Sequence[str]) -> Headers:
     return ((b"x-inferd-ignored-params", _listed(ignored)),)
 
 
-def unenforced_header(report: PromptReport | None) -> Headers:
-    """The header that names the schemas of tools that do not bind an answer; empty: all do."""
-    if report is None or not report.unenforced:
+def report_headers(report: PromptReport | None) -> Headers:
+    """The headers that name schemas of tools that do not bind an answer, and the scheme of its watermark; empty: all
+    bind, and it has none."""
+    if report is None:
         return ()
-    return ((b"x-inferd-unenforced-params", _listed(report.unenforced)),)
+    named = ((b"x-inferd-unenforced-params", _listed(report.unenforced)),) if report.unenforced else ()
+    return (*named, (b"x-inferd-watermark", report.watermark.encode())) if report.watermark else named
 
 
 def _listed(names: Sequence[str]) -> bytes:

@@ -14,7 +14,7 @@ from inferd.errors import InferdError, InternalError
 from inferd.gateway.call import Call, EventStream
 from inferd.gateway.errors import failure_of
 from inferd.gateway.generation.outputs import first_output, merge
-from inferd.gateway.generation.requests import unenforced_header
+from inferd.gateway.generation.requests import report_headers
 from inferd.gateway.generation.writer import AnswerWriter, StreamForm
 from inferd.http.exchange import Headers
 from inferd.router.stream import Stream
@@ -43,7 +43,7 @@ async def stream_answer(
     outputs = merge(call, streams)
 
     def begun(first: tuple[int, Output]) -> EventStream:
-        all_headers = (*headers, *unenforced_header(first[1].prompt))
+        all_headers = (*headers, *report_headers(first[1].prompt))
         return EventStream(frames(first), all_headers, form.ending, form.content_type)
 
     def frames(first: tuple[int, Output]) -> AsyncGenerator[bytes, None]:

@@ -20,7 +20,7 @@ from inferd.gateway.generation.fields import decode_open_body, ignored_names
 from inferd.gateway.generation.items import NO_COMPACTION, Placed, messages_of
 from inferd.gateway.generation.options import Options
 from inferd.gateway.generation.outputs import first_output, merge
-from inferd.gateway.generation.requests import Generation, ignored_header, unenforced_header
+from inferd.gateway.generation.requests import Generation, ignored_header, report_headers
 from inferd.gateway.generation.sse import stream_answer
 from inferd.gateway.generation.stand_in import requested_model
 from inferd.gateway.generation.writer import encode
@@ -271,7 +271,7 @@ class _ResponseWork:
         a failed request."""
         outputs = merge(call, streams)
         number, output = await first_output(outputs, call)
-        unenforced = unenforced_header(output.prompt)
+        unenforced = report_headers(output.prompt)
         writer = self._writer(context, call)
         try:
             while output.end is None:

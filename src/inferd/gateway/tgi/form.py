@@ -54,6 +54,8 @@ def sampling_of(parameters: Parameters, *, with_tokens: bool) -> tuple[SamplingP
     check_range("top_logprobs", top, "parameters.top_n_tokens")
     if with_tokens:
         chosen["logprobs"] = top
+    if parameters.watermark:
+        chosen["watermark"] = True
     if parameters.decoder_input_details:
         chosen["prompt_logprobs"] = 0
     # TGI's texts end with the stop sequence that ended them.
@@ -70,7 +72,6 @@ def form_of(parameters: Parameters) -> AnswerForm:
 def check_supported(parameters: Parameters, *, is_stream: bool) -> None:
     """Raises InvalidRequest for a parameter that would change the answer and is not supported."""
     refused = {
-        "watermark": (bool(parameters.watermark), "Leave it out."),
         "typical_p": (parameters.typical_p not in (None, 1), "top_p and top_k are supported."),
         "best_of": (parameters.best_of not in (None, 1), "POST to /v1/completions, which has best_of."),
         "decoder_input_details": (

@@ -37,6 +37,7 @@ ENGINE_FIELDS = (
     "scheduler",
     "kv_cache",
     "speculation",
+    "watermark",
     "objectives.tpot_ms",
     "quantization",
     "quantization_cache_bytes",
