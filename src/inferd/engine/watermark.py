@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from inferd.registry.source import check_folder, resolve
 
 NAME: Final = "kgw"
 MAX_KEY: Final = 2**63 - 1
-_KEPT_BYTES: Final = 32 << 20  # of the green lists that were used last
+_KEPT_BYTES: Final = 64 << 20  # of the green lists that were used last
 
 
 class Score(NamedTuple):
@@ -55,8 +56,8 @@ class Watermark:
         self._key, self._vocab_size = key, vocab_size
         self._num_green = int(vocab_size * greenlist_ratio)
         self._generator = torch.Generator()
-        self._lists: OrderedDict[int, Tensor] = OrderedDict()
-        self._most_lists = max(16, _KEPT_BYTES // (8 * max(self._num_green, 1)))
+        self._lists: OrderedDict[int, np.ndarray] = OrderedDict()  # a bit for each token
+        self._most_lists = max(16, _KEPT_BYTES * 8 // vocab_size)
 
     @property
     def identity(self) -> bytes:
@@ -65,17 +66,18 @@ class Watermark:
         return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
     def green(self, previous: int) -> Tensor:
-        """The green tokens behind ``previous``: [num_green] int64 on the CPU, which must not be changed."""
+        """Which tokens are green behind ``previous``: [vocab_size] bool on the CPU."""
         found = self._lists.get(previous)
         if found is None:
             self._generator.manual_seed(self._key * previous % (2**64 - 1))
-            found = torch.randperm(self._vocab_size, generator=self._generator)[: self._num_green].clone()
-            self._lists[previous] = found
+            is_green = torch.zeros(self._vocab_size, dtype=torch.bool)
+            is_green[torch.randperm(self._vocab_size, generator=self._generator)[: self._num_green]] = True
+            found = self._lists[previous] = np.packbits(is_green.numpy())
             if len(self._lists) > self._most_lists:
                 self._lists.popitem(last=False)
         else:
             self._lists.move_to_end(previous)
-        return found
+        return torch.from_numpy(np.unpackbits(found, count=self._vocab_size)).view(torch.bool)
 
     def add(self, logits: Tensor, previous: int, temperature: float) -> None:
         """Add the bias to the green tokens of one row of logits [v], v <= ``vocab_size``, in place.
@@ -83,19 +85,17 @@ class Watermark:
         The logits are divided by ``temperature`` afterwards; 0: the greatest is taken. So the bias is that of the
         distribution from which the token is drawn, at every temperature.
         """
-        green = self.green(previous)
-        if self._vocab_size > logits.shape[0]:
-            green = green[green < logits.shape[0]]
-        logits[green.to(logits.device)] += self.bias * (temperature or 1.0)
+        green = self.green(previous)[: logits.shape[0]].to(logits.device, logits.dtype)
+        logits.add_(green, alpha=self.bias * (temperature or 1.0))
 
     def score(self, token_ids: Sequence[int]) -> Score:
         """How green a text is. A pair that occurs again counts once: repetitions say nothing new."""
         pairs = sorted(set(itertools.pairwise(token_ids)))
-        num_green, last, green = 0, -1, frozenset[int]()
+        num_green, last, green = 0, -1, list[bool]()
         for previous, token in pairs:
             if previous != last:
-                last, green = previous, frozenset(self.green(previous).tolist())
-            num_green += token in green
+                last, green = previous, self.green(previous).tolist()
+            num_green += green[token]
         expected = self.ratio * len(pairs)
         spread = math.sqrt(expected * (1 - self.ratio))
         return Score(len(pairs), num_green, (num_green - expected) / spread if spread else 0.0)
