@@ -34,6 +34,7 @@ class HandOvers:
         """Send a request to a replica, or its prompt to another one first. ``seen_bytes``: of the prompt, those that
         the replica received before."""
         replica = member.replica
+        ticket.hand_over = None  # of an earlier attempt
         if roles is None or not isinstance(replica, LocalReplica) or replica.role != "decode":
             replica.dispatch(ticket)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 
 import msgspec
@@ -12,8 +13,6 @@ from inferd.worker.messages import Cancel, Submit
 
 Ended = Callable[[Handed], None]
 """Called once for each prompt, when it was handed over or cannot be."""
-
-_SUFFIX = "#prompt"
 
 
 class _Prompt:
@@ -28,11 +27,12 @@ class _Prompt:
 class Prompts:
     """``send`` sends a message to the replica's worker."""
 
-    __slots__ = ("_by_request", "_send")
+    __slots__ = ("_by_request", "_send", "_suffix")
 
     def __init__(self, send: Callable[[Submit | Cancel], None]) -> None:
         self._send = send
         self._by_request: dict[str, _Prompt] = {}
+        self._suffix = f"#{secrets.token_hex(8)}"  # of ids in the worker; clients choose ids, and must not hit one
 
     def __len__(self) -> int:
         return len(self._by_request)
@@ -48,12 +48,12 @@ class Prompts:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(limit_s, self._give_up, request.id, limit_s)
         self._by_request[request.id] = _Prompt(ended, num_tokens, timer)
-        self._send(Submit(prompt_of(request, address)))
+        self._send(Submit(prompt_of(request, address, request.id + self._suffix)))
 
     def cancel(self, request_id: str) -> None:
         """The request does not need its prompt here any more; ``ended`` is not called."""
         if self._pop(request_id) is not None:
-            self._send(Cancel(request_id + _SUFFIX))
+            self._send(Cancel(request_id + self._suffix))
 
     def handed(self, handed: Handed) -> None:
         """The worker reported what became of a hand-over."""
@@ -65,12 +65,12 @@ class Prompts:
         """The outputs of requests that are answered here. The ends of failed prompts are taken out and noted."""
         own = []
         for output in outputs:
-            if not output.request_id.endswith(_SUFFIX):
+            if not output.request_id.endswith(self._suffix):
                 own.append(output)
             elif output.end is not None and output.end.outcome != "done":
                 failure = output.end.failure
                 why = output.end.outcome if failure is None else failure.message.rstrip(".")
-                self.handed(Handed(request_id=output.request_id.removesuffix(_SUFFIX), failure=why))
+                self.handed(Handed(request_id=output.request_id.removesuffix(self._suffix), failure=why))
         return own
 
     def lose(self, why: str) -> None:
@@ -79,7 +79,7 @@ class Prompts:
             self.handed(Handed(request_id=request_id, failure=why))
 
     def _give_up(self, request_id: str, limit_s: float) -> None:
-        self._send(Cancel(request_id + _SUFFIX))
+        self._send(Cancel(request_id + self._suffix))
         self.handed(Handed(request_id=request_id, failure=f"it took more than {limit_s:.3g} s"))
 
     def _pop(self, request_id: str) -> _Prompt | None:
@@ -89,14 +89,14 @@ class Prompts:
         return prompt
 
 
-def prompt_of(request: GenerateRequest, address: str) -> GenerateRequest:
+def prompt_of(request: GenerateRequest, address: str, own_id: str) -> GenerateRequest:
     """The part of a request that computes its prompt and nothing else."""
     sampling = msgspec.structs.replace(
         request.sampling, max_tokens=0, min_tokens=0, n=1, best_of=None, use_beam_search=False, logprobs=None
     )
     return msgspec.structs.replace(
         request,
-        id=request.id + _SUFFIX,
+        id=own_id,
         sampling=sampling,
         stream=False,
         form=None,
