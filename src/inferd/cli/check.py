@@ -489,7 +489,7 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
             bytes_text(model.headroom_bytes),
             str(model.replicas),
             bytes_text(model.total_bytes * model.replicas),
-            "\n".join(f"{count * model.replicas} x {length:,}" for length, count in lengths.items())
+            "\n".join(f"{count * model.num_answering} x {length:,}" for length, count in lengths.items())
             if model.kind == "generate"
             else _rows_text(model),
         )

@@ -42,6 +42,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     headroom_bytes: int  # the process itself and a step's activations
     replicas: int
     roles: str = ""  # which of them compute prompts, and which answers
+    num_answering: int = 0  # of them, those that compute answers
     kind: ModelKind = "generate"
     platform: str = "inferd_llm"
     # Of language models:
@@ -142,6 +143,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
         headroom_bytes=headroom_bytes(config, dims, itemsize=itemsize),
         replicas=config.num_local,
         roles=_roles_text(config),
+        num_answering=config.num_local if config.roles is None else config.roles.decode,
         max_model_len=arena.max_model_len,
         max_concurrency=concurrency(arena.max_model_len),
         typical_len=typical,
