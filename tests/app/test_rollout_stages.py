@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.app.test_replaced_files import inferd
 from tests.app.test_rollouts_served import rollout_of
@@ -17,7 +18,7 @@ from tests.rollout.test_rollouts import Gateway, World, config, gateways, looked
 from tests.worker.watching import until_now
 
 from inferd.app.stages import RegistryStages
-from inferd.config import load_config
+from inferd.config import Config, load_config
 from inferd.config.versioning import RegistryConfig
 from inferd.errors import ConfigError, InvalidRequest
 from inferd.lifecycle import registry
@@ -97,6 +98,25 @@ def with_two(world: World, test: Test, **rollout: Any) -> None:
         async with gateways(world, 2, config(**rollout)) as (one, two):
             follow(world, one, two, require_approval=True)
             await test(one, two)
+
+    asyncio.run(run())
+
+
+def test_a_canary_whose_rollout_left_the_configuration_while_no_server_ran_is_none(world: World) -> None:
+    register(world)
+    move(world, 2, "approve")
+
+    async def run() -> None:
+        async with gateways(world, 1, config()) as (one,):
+            follow(world, one)
+            await one.rollouts.command("m", "start", "key:a", "start by key:a")
+            assert stages(world) == ("production", "canary")
+        world.alive.clear()
+        models = {"m": {"source": "x", "version": "1"}}  # not even the version is there any more
+        async with gateways(world, 1, msgspec.convert({"models": models}, Config)) as (two,):
+            two.stages = RegistryStages(RegistryConfig, lambda: world.now)
+            await looked(two)
+            assert stages(world) == ("production", "approved")
 
     asyncio.run(run())
 

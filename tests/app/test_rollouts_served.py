@@ -269,6 +269,57 @@ def test_a_killed_server_goes_on_with_its_rollout_and_promotes_it_by_itself(
         process.communicate(timeout=30)
 
 
+def test_a_rollout_that_is_taken_out_of_the_file_of_a_killed_server_is_aborted_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
+    for number in (1, 2):
+        (tmp_path / "m" / str(number)).mkdir(parents=True)
+        put(tmp_path / "m" / str(number) / "model.onnx", number)
+
+    def write(model: dict[str, Any]) -> None:
+        file = {
+            "server": {"port": 0, "reload": False},
+            "models": {"m": {"source": str(tmp_path / "m"), **model}},
+        }
+        (tmp_path / "inferd.yaml").write_text(yaml.safe_dump(file))
+
+    def versions(url: str) -> set[str]:
+        return {
+            httpx.post(f"{url}/v2/models/m/infer", json=BODY, timeout=30).json()["model_version"] for _ in range(60)
+        }
+
+    rollout = {"stable": 1, "new": 2, "steps": [{"weight": 50}], "guards": {"errors": None}, "start": "auto"}
+    write({"rollout": rollout})
+    process, url = started(tmp_path)
+    try:
+        until_now(lambda: state_of("m") == "awaiting_approval", "half of the units are the new version's")
+        assert versions(url) == {"1", "2"}
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+        write({"versions": {"policy": "specific", "only": [1]}})
+        process, url = started(tmp_path)
+        assert versions(url) == {"1"}
+
+        def told() -> str:
+            code, shown = inferd("audit", "show")
+            assert code == 0, shown
+            return str(shown)
+
+        until_now(lambda: "the configuration does not have it any more" in told(), "the audit log has the end")
+        assert "m from version 1 to 2 was under way when the server ended" in (tmp_path / "log").read_text()
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+        write({"rollout": {**rollout, "start": "command"}})
+        process, url = started(tmp_path)
+        progress = rollout_of("m")["progress"]
+        assert (progress["state"], progress["share"]) == ("aborted", 0.0)
+        assert versions(url) == {"1"}
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
 def test_the_next_rollout_begins_without_a_request_to_an_older_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

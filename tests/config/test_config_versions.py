@@ -166,6 +166,11 @@ def test_versions_that_can_serve_keep_their_proportions_where_another_one_cannot
     assert 1874 < drawn.count("digits@2") < 2126, "half of them, within four standard deviations"
 
 
+def test_rounded_weights_are_shares(folder: Path) -> None:
+    models = weighted(folder, v1=33.33, v2=33.33, v10=33.33).models
+    assert {draw(models, "digits", str(number)).entry for number in range(100)} == {"digits", "digits@1", "digits@2"}
+
+
 @pytest.mark.parametrize(
     ("versions", "said"),
     [
@@ -174,6 +179,9 @@ def test_versions_that_can_serve_keep_their_proportions_where_another_one_cannot
         ({"weights": {"7": 1}}, "weights: version 7 is not served; served are: 1, 2, 10."),
         ({"weights": {"2": 0, "1": 0}}, "all of them are 0"),
         ({"weights": {"2": -1}}, "at least 0"),
+        ({"weights": {"2": 90, "1": 30}}, "models.digits.versions.weights: they are percent and add up to 120;"),
+        ({"weights": {"2": 0.9, "1": 0.1}}, "add up to 1;"),
+        ({"weights": {"10": 99.9}}, "add up to 99.9;"),
     ],
 )
 def test_aliases_and_weights_of_what_is_not_served_are_refused(

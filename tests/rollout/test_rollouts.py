@@ -443,6 +443,78 @@ def test_a_rollout_that_the_configuration_has_no_more_ends(world: World) -> None
     asyncio.run(run())
 
 
+def without_rollout() -> Config:
+    models = dict(config().models)
+    models["m"] = msgspec.structs.replace(models["m"], rollout=None)
+    return msgspec.structs.replace(config(), models=models)
+
+
+async def stored_state(gateway: Gateway, world: World) -> str:
+    """The state in the database, as a server would find it that has the rollout."""
+    plan = plan_of("m", config().models["m"])
+    assert plan is not None
+    seat = Seat(world, gateway.rollouts._presence.id)
+
+    def read(database: Database) -> str:
+        with database.reading() as transaction:
+            return ledger.read(transaction, seat, plan).progress.state
+
+    return await gateway.state.call(read)
+
+
+def test_a_rollout_that_left_the_configuration_while_no_server_ran_ends_at_the_start(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 1, config()) as (one,):
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+            assert one.share == 0.05
+        world.alive.clear()
+        async with gateways(world, 1, without_rollout()) as (two,):
+            await looked(two)
+            assert two.recorded == ["m:1:2 aborted"], "once"
+            assert two.divided.models["m"].versions.weights == {}
+            two.adopt(config())
+            await looked(two)
+            report = await two.rollouts.report("m")
+            assert (report.progress.state, two.share) == ("aborted", 0.0)
+            assert report.progress.reason == "the configuration does not have it any more"
+            assert report.changes[0].actor == "config-file"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("models", [{}, {"other": {"source": "x"}}])
+def test_a_server_of_other_models_ends_no_rollout(world: World, models: dict[str, Any]) -> None:
+    async def run() -> None:
+        async with gateways(world, 1, config()) as (one,):
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+        world.alive.clear()
+        async with gateways(world, 1, msgspec.convert({"models": models}, Config)) as (two,):
+            await looked(two)
+            assert (two.recorded, await stored_state(two, world)) == ([], "running")
+
+    asyncio.run(run())
+
+
+def test_a_rollout_goes_on_while_another_server_that_lives_has_it(world: World) -> None:
+    async def run() -> None:
+        async with gateways(world, 1, config()) as (one,):
+            await one.rollouts.command("m", "start", "key:a", "start")
+            await looked(one)
+            two = Gateway(world, "new", without_rollout())
+            try:
+                await looked(two, one)
+                assert (one.share, two.recorded) == (0.05, [])
+                world.alive.discard("g0")
+                await looked(two)
+                assert (two.recorded, await stored_state(two, world)) == (["m:1:2 aborted"], "aborted")
+            finally:
+                two.close()
+
+    asyncio.run(run())
+
+
 def test_another_pair_of_versions_is_another_rollout(world: World) -> None:
     async def run() -> None:
         async with gateways(world, 1, config()) as (one,):

@@ -36,8 +36,8 @@ class VersionsConfig(Section, frozen=True, kw_only=True):
         dict[str, Annotated[float, Meta(ge=0)]],
         Meta(
             description=(
-                "Share of each version in the requests for the model's own name, in proportion to their sum: "
-                "{3: 90, 4: 10}. Requests of one session or user stay with one version. Unset: the newest gets all."
+                "Percent of the requests for the model's own name that each version serves: {3: 90, 4: 10}. They add "
+                "up to 100. Requests of one session or user stay with one version. Unset: the newest gets all."
             )
         ),
     ] = {}

@@ -9,6 +9,7 @@ divide the requests for the model's own name among its versions. Only the names 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +23,9 @@ from inferd.config.versioning import VersionsConfig
 from inferd.errors import ConfigError
 
 VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
+MAX_OFF: Final = 0.05
+"""Percent by which rounded weights, such as three thirds, may miss 100."""
+
 _REGISTRY: Final = "registry:"
 _ALIAS: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _ENTRY: Final = re.compile(r"(?P<name>.+)@(?P<version>[1-9][0-9]{0,17})", re.DOTALL)
@@ -173,6 +177,11 @@ def _version_problems(models: Mapping[str, ModelConfig], name: str, versions: Ve
     ]
     if versions.weights and not sum(versions.weights.values()):
         said.append(f"models.{name}.versions.weights: all of them are 0, so no version would serve; give one a share.")
+    elif versions.weights and not math.isclose(total := sum(versions.weights.values()), 100.0, abs_tol=MAX_OFF):
+        said.append(
+            f"models.{name}.versions.weights: they are percent and add up to {total:g}; change them so that they add "
+            "up to 100."
+        )
     if versions.weights and any(models[entry].is_remote for entry in served.values()):
         said.append(f"models.{name}.versions.weights: they are for versions that run here, and one is a remote server.")
     return said

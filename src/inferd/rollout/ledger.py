@@ -11,8 +11,8 @@ All functions run in the database's thread.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,7 +20,7 @@ from inferd.errors import InvalidRequest, ModelNotFound
 from inferd.rollout.evidence import Count
 from inferd.rollout.judge import Reading, Verdict, judge
 from inferd.rollout.machine import ACTIVE, Progress, Seen, held, observed, withdrawn
-from inferd.rollout.plan import Plan, Population
+from inferd.rollout.plan import Plan, Population, plan_named
 from inferd.rollout.tally import Batch
 from inferd.state.database import Database, Transaction, Value, next_number, number
 from inferd.state.presence import Presence
@@ -222,6 +222,32 @@ def withdraw(
                 has_changed = True
         if has_changed:
             next_number(transaction, "rollouts")
+
+
+class Left(NamedTuple):
+    """Rollouts under way in the database that are not in a configuration of this gateway."""
+
+    orphans: list[Plan]  # no gateway has them
+    has_others: bool  # another gateway that is alive has one
+
+
+def left(database: Database, presence: Presence, models: Collection[str], names: Collection[str]) -> Left:
+    """The rollouts of ``models`` that are under way, and are not among ``names``. Raises StateUnavailable."""
+    orphans, has_others = [], False
+    with database.reading() as transaction:
+        living = presence.members(transaction).living - {presence.id}
+        for row in transaction.rows("SELECT name, progress FROM rollouts"):
+            name, encoded = msgspec.convert(row, tuple[str, bytes])
+            progress = _progress_decoder.decode(encoded)
+            plan = plan_named(name, progress.registered_new)
+            if name in names or plan.model not in models or progress.state not in ACTIVE:
+                continue
+            gateways = transaction.rows("SELECT gateway FROM rollout_gateways WHERE name = ?", (name,))
+            if living.isdisjoint(msgspec.convert(gateway, str) for (gateway,) in gateways):
+                orphans.append(plan)
+            else:
+                has_others = True
+    return Left(orphans, has_others)
 
 
 def unrecorded(database: Database, presence: Presence) -> list[tuple[str, Change]]:

@@ -58,6 +58,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     spent_s: float = 0.0  # time in this state before the last pause
     run: int = 0  # number of starts; each start counts anew
     plan: str = ""  # digest of the plan that is followed
+    registered_new: str = ""  # the new version in the registry, NAME@NUMBER; empty: it is not from there
     reason: str = ""  # of the last change
 
     def elapsed_s(self, now: float) -> float:
@@ -174,7 +175,14 @@ def _refused(plan: Plan, progress: Progress, command: str, remedy: str) -> Inval
 
 
 def _started(plan: Plan, progress: Progress, now: float, why: str) -> Progress:
-    return Progress(state="preparing", since=now, run=progress.run + 1, plan=plan.digest, reason=why)
+    return Progress(
+        state="preparing",
+        since=now,
+        run=progress.run + 1,
+        plan=plan.digest,
+        registered_new=plan.registered_new,
+        reason=why,
+    )
 
 
 def _next(plan: Plan, progress: Progress, now: float, why: str, *, is_approved: bool = False) -> Progress:

@@ -101,6 +101,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
 
+def plan_named(name: str, registered_new: str) -> Plan:
+    """What is left of the plan of a rollout that the configuration does not have: its versions, by its name."""
+    model, stable, new = name.rsplit(":", 2)
+    return Plan(model=model, stable=stable, new=new, steps=(), registered_new=registered_new)
+
+
 def plan_of(model: str, config: ModelConfig) -> Plan | None:
     """The plan of a model's rollout, as its checked configuration says it; None: it has none."""
     rollout = config.rollout

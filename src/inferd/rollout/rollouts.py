@@ -168,6 +168,7 @@ class Rollouts:
         self._here: dict[str, _Here] = {}  # by the rollout's name
         self._known: Exchanged | None = None
         self._gone: list[Plan] = []  # that the configuration had, and whose end is to be stored
+        self._may_be_left = True  # the database may have rollouts that the configuration lost before the start
         self._splits: dict[str, Split] = {}
         self._wake = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
@@ -294,7 +295,7 @@ class Rollouts:
     async def _keep(self) -> None:
         while True:
             self._wake.clear()
-            if self._here or self._gone or self._living is None:
+            if self._here or self._gone or self._may_be_left or self._living is None:
                 try:
                     await self.look()
                 except StateUnavailable as error:
@@ -302,7 +303,7 @@ class Rollouts:
                 except Exception:  # a loop's boundary: a defect must not end the rollouts
                     _log.exception("the rollouts could not be looked at")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S if self._here or self._gone else None):
+                async with asyncio.timeout(POLL_S if self._here or self._gone or self._may_be_left else None):
                     await self._wake.wait()
                     await asyncio.sleep(SOON_S)
 
@@ -354,6 +355,13 @@ class Rollouts:
                 await self._state.call(functools.partial(ledger.set_recorded, name=name, number=change.number))
 
     async def _withdraw(self) -> None:
+        if self._may_be_left:
+            models, names = frozenset(self._config.models), frozenset(self._here)
+            left = await self._state.call(lambda database: ledger.left(database, self._presence, models, names))
+            for plan in left.orphans:
+                _log.warning("%s", _orphan_text(plan))
+            self._gone += [plan for plan in left.orphans if plan.name not in self._here]
+            self._may_be_left = left.has_others  # until they end it, or end themselves
         if not self._gone:
             return
         gone, why = self._gone, "the configuration does not have it any more"
@@ -582,6 +590,13 @@ class Rollouts:
                 code="no_rollout",
             )
         return plan
+
+
+def _orphan_text(plan: Plan) -> str:
+    return (
+        f"The rollout of {plan.model} from version {plan.stable} to {plan.new} was under way when the server ended, and "
+        "the configuration does not have it any more. It is aborted, and the versions serve as the configuration says."
+    )
 
 
 def _registered(plan: Plan, config: Config, registered: Mapping[str, str]) -> Plan:
