@@ -43,5 +43,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    _seen.write_bytes(b"".join(_rows[test] for test in _tests))
-    _seen.with_suffix(".tests").write_text(json.dumps(_tests))
+    kept = {test: seconds for test, seconds in _tests.items() if seconds}  # a test that was interrupted took none
+    _seen.write_bytes(b"".join(_rows[test] for test in kept))
+    _seen.with_suffix(".tests").write_text(json.dumps(kept))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,12 @@ import numpy as np
 import pytest
 from tests.mutants.__main__ import traced
 from tests.mutants.equivalent import EQUIVALENT, reason_for
-from tests.mutants.hook import write_hook
+from tests.mutants.hook import pytest_command, write_hook
 from tests.mutants.known import KNOWN, Known
 from tests.mutants.operators import applied, changes
 from tests.mutants.selection import likely_tests, rank, sample
 from tests.mutants.sources import PACKAGE, ROOT, bodies, module_name, room_of
-from tests.mutants.trace import Trace, marked
+from tests.mutants.trace import MAPPED, Trace, marked
 
 SOURCE = '''"""Text that no change touches: 1 < 2."""
 
@@ -153,6 +154,24 @@ def test_processes_import_the_changed_module_and_the_working_tree_stays_as_it_is
     done = subprocess.run([sys.executable, "-c", twice], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", str(PACKAGE / file)]
     assert (PACKAGE / file).read_text("utf-8") == source
+
+
+def test_a_suite_that_is_interrupted_keeps_what_its_complete_tests_ran(tmp_path: Path) -> None:
+    (tmp_path / "test_of_a_suite.py").write_text(
+        "import builtins\n\n"
+        "def test_first():\n    builtins.__inferd_blocks__[3] = 1\n\n"
+        "def test_interrupted():\n    builtins.__inferd_blocks__[4] = 1\n    raise KeyboardInterrupt\n\n"
+        "def test_last():\n    pass\n"
+    )
+    marks, seen = tmp_path / "marks", tmp_path / "seen"
+    marks.write_bytes(bytes(8))
+    env = write_hook(tmp_path / "hook", {}, MAPPED.format(path=str(marks))) | {"INFERD_MUTANTS_SEEN": str(seen)}
+    command = pytest_command("-p", "tests.mutants.recording", "test_of_a_suite.py")
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout + done.stderr
+    assert [*json.loads(seen.with_suffix(".tests").read_text())] == ["test_of_a_suite.py::test_first"]
+    assert seen.read_bytes() == bytes([0b00010000])
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.what)

@@ -22,7 +22,7 @@ from tests.mutants.sources import BUILD, PACKAGE, ROOT, bodies, modules
 
 KEPT: Final = BUILD / "trace"
 
-_MAPPED: Final = """import builtins as _b
+MAPPED: Final = """import builtins as _b
 import mmap as _m
 with open({path!r}, "r+b") as _f:
     _b.__inferd_blocks__ = _m.mmap(_f.fileno(), 0)
@@ -62,7 +62,7 @@ def record(jobs: int, paths: list[str]) -> None:
         marks = folder / "marks"
         folder.mkdir(parents=True, exist_ok=True)
         marks.write_bytes(bytes(len(names)))
-        env = write_hook(folder, changed, _MAPPED.format(path=str(marks)))
+        env = write_hook(folder, changed, MAPPED.format(path=str(marks)))
         env["INFERD_MUTANTS_SEEN"] = str(folder / "seen")
         command = pytest_command("-p", "tests.mutants.recording", *files[job::jobs])
         with (folder / "log").open("w") as log:
