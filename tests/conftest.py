@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.heap import freeze_heap
 
 from inferd.cli.version import is_gateway_compiled
 
@@ -91,6 +92,10 @@ def _redis() -> str:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"postgresql: {_postgres()[1]}", f"redis: {_redis()}"]
+
+
+def pytest_collection_finish() -> None:
+    freeze_heap()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

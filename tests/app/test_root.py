@@ -20,6 +20,7 @@ from urllib.request import urlopen
 
 import msgspec
 import pytest
+from tests.heap import refreeze_heap
 from tests.tiny_server import TINY_WORKER, unknown
 
 from inferd.app.control_socket import open_control_socket
@@ -52,7 +53,7 @@ def process() -> Iterator[None]:
     interval_s = sys.getswitchinterval()
     yield
     sys.setswitchinterval(interval_s)
-    gc.unfreeze()
+    refreeze_heap()
     gc.set_threshold(*threshold)
     for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import uvloop
+from tests.heap import refreeze_heap
 from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Talk, completion, piece
 from tests.worker.watching import routing, until
 
@@ -299,5 +300,5 @@ def test_a_request_that_is_over_has_left_nothing_behind() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
     finally:
-        gc.unfreeze()
+        refreeze_heap()
     assert not left

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import itertools
 import re
 import socket
@@ -28,6 +27,7 @@ from tests.gateway.fakes import running as http_running
 from tests.gateway.grpc.client import Client, framed
 from tests.gateway.grpc.running import GrpcRunning, PredictingRouter, infer_request
 from tests.gateway.grpc.running import running as grpc_running
+from tests.heap import freeze_heap, refreeze_heap
 from tests.worker.watching import until_now
 
 from inferd.cli.version import is_gateway_compiled
@@ -154,11 +154,10 @@ SLOWNESS = Slowness()
 def lines() -> Iterator[Lines]:
     """What was there before is looked through by no collection of garbage, as in a server."""
     watched = Lines()
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     with watched.watched():
         yield watched
-    gc.unfreeze()
+    refreeze_heap()
 
 
 @pytest.fixture(scope="module")

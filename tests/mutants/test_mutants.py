@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.mutants.__main__ import traced
 from tests.mutants.equivalent import EQUIVALENT, reason_for
-from tests.mutants.hook import pytest_command, write_hook
+from tests.mutants.hook import write_hook
 from tests.mutants.known import KNOWN, Known
 from tests.mutants.operators import applied, changes
 from tests.mutants.selection import likely_tests, rank, sample
@@ -165,8 +165,9 @@ def test_a_suite_that_is_interrupted_keeps_what_its_complete_tests_ran(tmp_path:
     )
     marks, seen = tmp_path / "marks", tmp_path / "seen"
     marks.write_bytes(bytes(8))
-    env = write_hook(tmp_path / "hook", {}, MAPPED.format(path=str(marks))) | {"INFERD_MUTANTS_SEEN": str(seen)}
-    command = pytest_command("-p", "tests.mutants.recording", "test_of_a_suite.py")
+    env = write_hook(tmp_path / "hook", {}, MAPPED.format(path=str(marks)))
+    env |= {"INFERD_MUTANTS_SEEN": str(seen), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.recording", "test_of_a_suite.py"]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout + done.stderr
