@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import secrets
@@ -104,9 +105,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"the gateway is compiled, and the test {marker.args[0]}")
 
 
-@pytest.fixture
-def postgres_url() -> Iterator[str]:
-    """A database of the test's own: a schema that is dropped afterwards."""
+@contextlib.contextmanager
+def postgres_schema() -> Iterator[str]:
+    """The URL of an empty schema, which is dropped afterwards; skips where there is no PostgreSQL."""
     url, said = _postgres()
     if url is None:
         pytest.skip(f"PostgreSQL is {said}")
@@ -117,6 +118,13 @@ def postgres_url() -> Iterator[str]:
         connection.execute(f"CREATE SCHEMA {schema}")
         yield f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{schema}"
         connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """A database of the test's own."""
+    with postgres_schema() as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
