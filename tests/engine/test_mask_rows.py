@@ -1,4 +1,4 @@
-"""The masks of a step are those of each answer alone: with and without guesses, in a thread and in the step."""
+"""The masks of a step are those of each answer alone: with and without guesses, by one thread and by several."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from inferd.answer_form import Choices, Constraint, JsonSchema
 from inferd.checkpoints.text.tokenizer import Tokenizer
-from inferd.engine.masks import Masks, MaskThread, Wanted
+from inferd.engine.masks import MaskMaker, Wanted
 from inferd.structured.compiled import Compiler
-from inferd.structured.guide import CompiledGrammar, Guide
+from inferd.structured.guide import CompiledGrammar
 from inferd.structured.vocabulary import Vocabulary
 
 EOS = 0
@@ -37,12 +37,9 @@ def grammars(tiny_model: Path) -> Iterator[list[CompiledGrammar]]:
 
 
 @pytest.fixture(scope="module")
-def threads(grammars: list[CompiledGrammar]) -> Iterator[dict[str, MaskThread]]:
-    """The thread's memory is used again by each step of the test."""
-    made = {name: MaskThread(grammars[0].vocabulary.mask_words) for name in ("in the step", "in a thread")}
-    yield made
-    for thread in made.values():
-        thread.close()
+def makers(grammars: list[CompiledGrammar]) -> dict[str, MaskMaker]:
+    """The memory of each is used again by each step of the test."""
+    return {name: MaskMaker(grammars[0].vocabulary.mask_words) for name in ("one thread", "several")}
 
 
 def allowed(words: np.ndarray) -> list[int]:
@@ -70,7 +67,7 @@ def alone(grammar: CompiledGrammar, tokens: list[int], num_endless: float) -> li
 @settings(max_examples=60)
 @given(st.data())
 def test_a_mask_depends_on_the_tokens_before_it_alone(
-    grammars: list[CompiledGrammar], threads: dict[str, MaskThread], data: st.DataObject
+    grammars: list[CompiledGrammar], makers: dict[str, MaskMaker], data: st.DataObject
 ) -> None:
     chosen = data.draw(st.lists(st.sampled_from(grammars), min_size=1, max_size=5))
     endless: list[float] = [data.draw(st.sampled_from([0.0, 3.0, math.inf])) for _ in chosen]
@@ -78,9 +75,9 @@ def test_a_mask_depends_on_the_tokens_before_it_alone(
     said: list[list[int]] = [[] for _ in chosen]
     for _ in range(data.draw(st.integers(1, 8))):
         drafts = [_draft(data, grammar, tokens) for grammar, tokens in zip(chosen, said, strict=True)]
-        for name, thread in threads.items():
-            thread._mask_s = 0.0 if name == "in the step" else 1.0
-            masks = _masks(thread, guides, drafts)
+        for name, maker in makers.items():
+            maker._mask_s = 0.0 if name == "one thread" else 1.0
+            masks = maker.compute(Wanted(guides, drafts, sum(1 + len(draft) for draft in drafts)))
             for i, (grammar, draft) in enumerate(zip(chosen, drafts, strict=True)):
                 assert masks.counts[i] in (1, 1 + len(draft)), "all guesses have masks, or none has"
                 for count in range(masks.counts[i]):
@@ -105,11 +102,6 @@ def _draft(data: st.DataObject, grammar: CompiledGrammar, said: list[int]) -> tu
     if draft and ends_wrong:
         draft.append(data.draw(st.integers(1, 200)))
     return tuple(draft)
-
-
-def _masks(thread: MaskThread, guides: list[Guide], drafts: list[tuple[int, ...]]) -> Masks:
-    thread.begin(Wanted(guides, drafts, sum(1 + len(draft) for draft in drafts)))
-    return thread.wait()
 
 
 @pytest.mark.parametrize("text", ['{"a":"b\\n\\"c","d":"', '["a\\\\b","a\\"b",1,'])

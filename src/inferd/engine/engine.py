@@ -20,7 +20,7 @@ from inferd.engine.answer_scoring import AnswerScoring
 from inferd.engine.beam_search import BeamSearch
 from inferd.engine.generation import Choice, Generation
 from inferd.engine.hand_over.link import EngineLink
-from inferd.engine.masks import MaskThread, Wanted
+from inferd.engine.masks import MaskMaker, Masks, Wanted
 from inferd.engine.prepare import Prepared, Preparer
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import RowMasks, Sampled, Sampler, SampleRow
@@ -75,8 +75,8 @@ class Engine:
         self._beams: dict[str, BeamSearch] = {}
         self._scorings: dict[str, AnswerScoring] = {}
         self._guides: dict[Sequence, Guide] = {}  # of the constrained answers; empty: steps do nothing about masks
-        self._mask_thread = MaskThread(preparer.mask_words)
-        self._masked: list[Sequence] = []  # of the step under way: their masks were begun
+        self._mask_maker = MaskMaker(preparer.mask_words)
+        self._masks: tuple[list[Sequence], Masks] | None = None  # of the step under way, by sequence
         self._rescored: set[Sequence] = set()  # their tokens may be replaced by others, and must be scored
         self._num_invalid = 0  # of the step under way: answers that do not satisfy their schema
         self._num_unmatched = 0  # of it: calls that do not match a schema that is not enforced
@@ -219,9 +219,8 @@ class Engine:
         self._mark_scheduled(step, now)
         self._add_guesses(step)
         self._ledger.begin(step, now)
-        if self._guides:
-            self._begin_masks(step)
         hidden = self._forward(step)
+        self._masks = self._compute_masks(step) if self._guides else None
         self._commit(step)
         self._score_prompts(step, hidden)
         # A token's time is when it has been computed, not when the step began.
@@ -252,7 +251,6 @@ class Engine:
     def close(self) -> None:
         for generation in list(self._generations.values()):
             self._end_generation(generation)
-        self._mask_thread.close()
         self._preparer.close()
 
     # -- parts of the step ------------------------------------------------------------------
@@ -307,8 +305,8 @@ class Engine:
             self._speculation.extend(step, self._guides)
         self._clock.lap("speculate")
 
-    def _begin_masks(self, step: Step) -> None:
-        """Compute masks for the rows that will be sampled, beside the forward pass."""
+    def _compute_masks(self, step: Step) -> tuple[list[Sequence], Masks] | None:
+        """The masks of the rows that will be sampled, while an accelerator computes the forward pass."""
         sequences: list[Sequence] = []
         guides: list[Guide] = []
         drafts: list[tuple[int, ...]] = []
@@ -320,18 +318,18 @@ class Engine:
                 guides.append(guide)
                 drafts.append(part.draft)
                 num_rows += 1 + len(part.draft)
-        self._masked = sequences
-        if sequences:
-            self._mask_thread.begin(Wanted(guides, drafts, num_rows))
+        if not sequences:
+            return None
+        masks = self._mask_maker.compute(Wanted(guides, drafts, num_rows))
+        self._ledger.wait_for_masks(self._clock.lap("masks"))
+        return sequences, masks
 
     def _row_masks(self, parts: Seq[Slice]) -> tuple[RowMasks | None, dict[Sequence, int]]:
-        """The masks that ``_begin_masks`` began, by rows of the logits of ``parts``. Of a sequence whose guesses have
-        none: the number of its rows that have one."""
-        if not self._masked:
+        """The step's masks by rows of the logits of ``parts``. Of a sequence whose guesses have none: the number of
+        its rows that have one."""
+        if self._masks is None:
             return None, {}
-        masks = self._mask_thread.wait()
-        self._ledger.wait_for_masks(self._clock.lap("masks"))
-        masked, self._masked = self._masked, []
+        (masked, masks), self._masks = self._masks, None
         if len(masks.words) == len(parts) and masked == [part.sequence for part in parts]:  # no guesses, no forks
             every = list(range(len(parts)))
             return RowMasks(every, masks.words, every), {}

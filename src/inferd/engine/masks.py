@@ -1,13 +1,14 @@
 """The masks of a step's constrained rows.
 
 A mask depends on the tokens before its row alone, guessed ones included, so it is known before the row's logits are.
-Masks that take longer than a handover to another thread are computed in one, beside the forward pass.
+The step loop computes masks when it has started the forward pass: an accelerator computes meanwhile, and a CPU has by
+then ended its share. A thread beside a forward pass on the CPU takes the cores from it, and its handovers take longer
+than most masks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
 _MOST_THREADS = 8
-_HANDOVER_S = 0.0003  # what a thread that starts and ends within a step costs it, while others want the interpreter
-_FADING = 0.98  # of what a mask took, for each step whose masks are computed in the thread: its time is not comparable
+# The shortest work that several threads divide. Where other programs use the cores, each part of it waits for a turn,
+# which takes milliseconds.
+_DIVIDED_S = 0.002
+_FADING = 0.98  # of what a mask took, for each step whose masks were divided: its time is not comparable
 
 
 class Wanted(NamedTuple):
@@ -35,55 +38,32 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class Masks:
-    """``words`` [M, W] int32; one row for each row of logits that is constrained. Valid until the next ``begin``."""
+    """``words`` [M, W] int32; one row for each row of logits that is constrained. Valid until the next ``compute``."""
 
     words: np.ndarray
     first: Seq[int]  # by guide: its first row of ``words``
     counts: Seq[int]  # by guide: its rows that were computed
 
 
-class MaskThread:
-    """``begin`` and ``wait`` belong to the step loop, and alternate. The thread begins with the first long masks."""
+class MaskMaker:
+    """Belongs to the step loop. The threads begin with the first step whose masks take long."""
 
     def __init__(self, num_words: int) -> None:
-        self._thread: ThreadPoolExecutor | None = None
         self._executor: LLExecutor | None = None
-        self._masks: Future[Masks] | None = None
-        self._short: Wanted | None = None  # to be computed in ``wait``
-        self._mask_s = 0.0  # what a mask usually takes
+        self._mask_s = 0.0  # what a mask usually takes, in processor time: other programs do not add to it
         self._num_words = num_words
         self._memory = _Memory(0, num_words)
 
-    def begin(self, wanted: Wanted) -> None:
-        if self._masks is not None:  # of a step that failed: its matchers may be the same
-            wait([self._masks])
-            self._masks = None
+    def compute(self, wanted: Wanted) -> Masks:
         if self._memory.num_rows < wanted.num_rows:
             self._memory = _Memory(wanted.num_rows, self._num_words)
-        if self._mask_s * wanted.num_rows < _HANDOVER_S:
-            self._short = wanted
-            return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "inferd-masks")
-        self._masks = self._thread.submit(self._compute, wanted, is_parallel=True)
-        self._mask_s *= _FADING
-
-    def wait(self) -> Masks:
-        if self._masks is not None:
-            masks, self._masks = self._masks, None
-            return masks.result()
-        assert self._short is not None
-        began = clock.now()
-        short = self._compute(self._short, is_parallel=False)
-        self._mask_s += ((clock.now() - began) / self._short.num_rows - self._mask_s) / 8
-        self._short = None
-        return short
-
-    def close(self) -> None:
-        """Idempotent."""
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        if self._mask_s * wanted.num_rows >= _DIVIDED_S:
+            self._mask_s *= _FADING
+            return self._compute(wanted, is_parallel=True)
+        began = clock.computing()
+        masks = self._compute(wanted, is_parallel=False)
+        self._mask_s += ((clock.computing() - began) / wanted.num_rows - self._mask_s) / 8
+        return masks
 
     def _compute(self, wanted: Wanted, *, is_parallel: bool) -> Masks:
         guides, drafts, num_rows = wanted

@@ -3,7 +3,7 @@
 A generating model has twelve threads. The main thread loads the model and runs the step loop. One thread reads the
 channel and one writes the outputs of steps. Seven prepare requests and answer calls of the tokenizer, and one loads
 adapters (``inferd.worker.intake``). One sends a heartbeat every second. Constrained answers add threads for compiling
-and for masks, and a process that tries their forms. A predictive model has two: once it is loaded, the main thread
+and for long masks, and a process that tries their forms. A predictive model has two: once it is loaded, the main thread
 reads and computes in turn (``inferd.worker.direct``). The process ends when the other end of its channel is closed, so
 it never outlives the gateway.
 
