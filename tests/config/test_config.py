@@ -316,13 +316,20 @@ def test_the_schema_agrees_with_the_reader(tmp_path: Path) -> None:
         "server": {"max_body_bytes": "4MiB"},
         "models": {"m": {"source": "demo", "kv_cache": {"memory_bytes": "1.5GiB"}}},
     }
-    validator.validate(good)
-    load_config(None, {}, good)
+    short: dict[str, object] = {
+        "nodes": {"ray": "auto"},
+        "models": {"m": {"source": "demo", "placement": "ray"}},
+    }
+    for right in (good, short):
+        validator.validate(right)
+        load_config(None, {}, right)
     wrong: tuple[dict[str, object], ...] = (
         {"server": {"prot": 1}},
         {"models": {"m": {}}},
         {"server": {"max_body_bytes": "many"}},
         {"server": {"port": 70000}},
+        {"models": {"m": {"source": "demo", "placement": "rays"}}},
+        {"models": {"m": {"source": "demo", "scaling": "ray"}}},
     )
     for bad in wrong:
         assert not validator.is_valid(bad)

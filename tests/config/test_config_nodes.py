@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inferd.config import load_config
+from inferd.config import Config, load_config
 from inferd.errors import ConfigError
 
 
@@ -31,6 +31,10 @@ def problem(nodes: dict[str, Any], **model: Any) -> str:
         ({"listen": "host:port"}, {}, "nodes.listen"),
         ({"listen": "h:1", "key": "key.pem"}, {}, "nodes.certificate: missing; name the certificate"),
         ({"listen": "h:1", "token_expires_s": 0}, {}, "nodes.token_expires_s"),
+        ({}, {"placement": "ray"}, "placement.nodes: ray, and no cluster is named; set nodes.ray to auto"),
+        ({}, {"placement": "rays"}, "placement.nodes: 'rays' is not one of any, local, only, ray; did you mean ray?"),
+        ({}, {"placement": 3}, "placement: 3 is not a section"),
+        ({}, {"scaling": "ray"}, "scaling: 'ray' is not a section"),
     ],
 )
 def test_contradictions_are_named_with_the_remedy(nodes: dict[str, Any], model: dict[str, Any], sentence: str) -> None:
@@ -42,3 +46,13 @@ def test_addresses_and_placements_that_are_accepted(listen: str) -> None:
     placement = {"nodes": "only", "labels": {"zone": "a"}}
     settings = {"nodes": {"listen": listen}, "models": {"chat": {"source": "demo", "placement": placement}}}
     assert load_config(None, {}, settings).models["chat"].placement.labels == {"zone": "a"}
+
+
+@pytest.mark.parametrize("nodes", ["any", "local", "only", "ray"])
+def test_a_word_in_place_of_a_placement_is_where_replicas_run(nodes: str) -> None:
+    def loaded(placement: object) -> Config:
+        model = {"source": "demo", "placement": placement}
+        return load_config(None, {}, {"nodes": {"listen": ":8001", "ray": "auto"}, "models": {"chat": model}})
+
+    assert loaded(nodes) == loaded({"nodes": nodes})
+    assert loaded(nodes).models["chat"].placement.nodes == nodes

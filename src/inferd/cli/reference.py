@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from typing import Any
 
 import msgspec
 
@@ -90,6 +91,7 @@ def config_schema() -> dict[str, object]:
     """The JSON schema of config files; sizes and counts may also be texts such as '4GiB' and '200k'."""
     schema = msgspec.json.schema(Config)
     _allow_units(schema)
+    _allow_short_forms(schema["$defs"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "inferd configuration", **schema}
 
 
@@ -109,6 +111,15 @@ def _allow_units(node: object) -> None:
                 field["anyOf"] = [*choices, {"type": "string", "pattern": f"^\\s*[0-9.]+\\s*{letters}\\s*$"}]
     for item in node.values():
         _allow_units(item)
+
+
+def _allow_short_forms(definitions: dict[str, dict[str, Any]]) -> None:
+    for section in {branch.type.cls for branch in branches(Config)}:
+        short = getattr(section, "short", "")
+        if short:
+            whole = definitions[section.__name__]
+            word = {key: value for key, value in whole["properties"][short].items() if key != "default"}
+            definitions[section.__name__] = {"title": whole["title"], "anyOf": [whole, word]}
 
 
 def schema() -> str:

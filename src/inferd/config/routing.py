@@ -4,7 +4,7 @@ many replicas there are by the load (``autoscale/`` decides the number).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -125,7 +125,12 @@ class ModelCacheConfig(Section, frozen=True, kw_only=True):
 
 
 class PlacementConfig(Section, frozen=True, kw_only=True):
-    """The machines that may run the model's replicas. What runs is not moved when this changes."""
+    """The machines that may run the model's replicas. What runs is not moved when this changes.
+
+    `placement: ray` is short for `placement: {nodes: ray}`.
+    """
+
+    short: ClassVar[str] = "nodes"
 
     nodes: Annotated[
         Literal["any", "local", "only", "ray"],

@@ -211,6 +211,9 @@ def _check_struct(node: inspect.StructType, value: object, path: Path, problems:
     names = [field.encode_name for field in node.fields]
     if value is None:
         value = {}  # a section whose fields are all commented out
+    short: str = getattr(node.cls, "short", "")
+    if short and isinstance(value, str):
+        value = {short: value}
     if not _is_mapping(value):
         problems.append(_bad(path, value, "a section with the fields " + ", ".join(names)))
         return value
