@@ -459,6 +459,12 @@ def _load(name: str, config: ModelConfig, progress: bool) -> PreparingBackend:
 
         config, _ = verified(name, config)
     _refuse_what_writes_no_text(config)
+    if config.parallel.count > 1:
+        raise ModelLoadError(
+            "parallel divides a model among processes, which only a server starts. Leave parallel out, or use inferd "
+            "serve.",
+            param="parallel",
+        )
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

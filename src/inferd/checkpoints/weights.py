@@ -77,8 +77,10 @@ class Weights:
         keep_integers: Callable[[Layout], bool] | None = None,
         rule: Rule = UNTOUCHED,
         weight_cache: WeightCache | None = None,
+        cut: Callable[[str, Tensor], Tensor] | None = None,
     ) -> None:
-        """``quantization``: what the checkpoint's configuration declares.
+        """``quantization``: what the checkpoint's configuration declares. ``cut``: gives the part of a stored tensor
+        that is read, by the name that it is asked for with; None: the whole.
 
         ``keep_integers``: the weights of which ``integers`` returns the integers (None: all); others become numbers in
         the model's format. ``rule``: the form that products of numbers take. ``weight_cache``: products that were made
@@ -102,12 +104,13 @@ class Weights:
         self._keep = keep_integers
         self._rule = rule
         self.weight_cache = weight_cache
+        self._cut = cut
         if quantization is not None:
             table: dict[str, Entry] = {name: file.table[name] for name, file in self._where.items()}
             self._layouts = layouts(quantization, table, str(folder))
             self._zero_offset = quantization.zero_offset
         self.total_bytes = sum(f.table[n].nbytes for n, f in self._where.items())
-        self._done_bytes = 0
+        self.read_bytes = 0  # of the files
         self._asked = self._prefix = ""
         # Wraps each product that is made of these weights (names and rows, biases, product): used by calibration.
         self.around: Callable[[list[tuple[str, int]], list[Tensor] | None, ops.Linear], ops.Linear] | None = None
@@ -213,17 +216,17 @@ class Weights:
         for part in layout.parts:
             name = layout.tensor(part)
             self._read.add(name)
-            self._done_bytes += self._where[name].table[name].nbytes
+            self.read_bytes += self._where[name].table[name].nbytes
         self.num_parameters += layout.out_features * layout.in_features
         self.num_bytes += held_bytes
         self._report_progress()
 
     def _report_progress(self) -> None:
         if self._progress is not None:
-            self._progress("weights", self._done_bytes, self.total_bytes)
+            self._progress("weights", self.read_bytes, self.total_bytes)
 
     def _raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        name = self._stored(name)
+        asked, name = name, self._stored(name)
         file = self._where.get(name)
         if file is None:
             raise ModelLoadError(
@@ -231,14 +234,16 @@ class Weights:
                 "A shard or a conversion step may be missing."
             )
         tensor = file.tensor(name)
+        self.num_parameters += tensor.numel()
+        if self._cut is not None:
+            tensor = self._cut(asked, tensor)
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
                 f"{file.path}: tensor {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}."
             )
         self._read.add(name)
-        self.num_parameters += tensor.numel()
         self.num_bytes += tensor.numel() * self.dtype.itemsize
-        self._done_bytes += tensor.numel() * tensor.element_size()
+        self.read_bytes += tensor.numel() * tensor.element_size()
         self._report_progress()
         return tensor
 

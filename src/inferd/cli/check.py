@@ -498,6 +498,8 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
     for model in models:
         if model.roles:
             out.print(f"{model.name} has replicas with roles: {model.roles}.", markup=False)
+        if model.layout:
+            out.print(f"{model.name} is divided among {model.layout}; the figures are of all ranks.", markup=False)
         if model.checkpoint:
             out.print(f"{model.name} is a quantised checkpoint: {model.checkpoint}.", markup=False)
         if model.rope_factors:

@@ -114,6 +114,8 @@ def flag_name(leaf: Leaf) -> str:
     """``--kv-cache-memory`` for ``kv_cache.memory_bytes``."""
     if leaf.name in _ENTRY_FLAGS:
         return _ENTRY_FLAGS[leaf.name]
+    if leaf.path[:-1] == ("parallel",):
+        return f"--{leaf.name}-parallel"  # the term of the field
     words = [*(part for part in leaf.path[:-1] if part not in _UNPREFIXED), leaf.name]
     for suffix in _UNITS:
         words[-1] = words[-1].removesuffix(suffix)

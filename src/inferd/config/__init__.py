@@ -14,6 +14,7 @@ from inferd.config.environment import stray_variables
 from inferd.config.generation import (
     KVCacheConfig,
     ObjectivesConfig,
+    ParallelConfig,
     RolesConfig,
     SchedulerConfig,
     SpeculationConfig,
@@ -72,6 +73,7 @@ __all__ = [
     "ModelConfig",
     "NodesConfig",
     "ObjectivesConfig",
+    "ParallelConfig",
     "PayloadsConfig",
     "PipelineConfig",
     "PlacementConfig",

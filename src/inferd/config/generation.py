@@ -19,6 +19,27 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     prefix_caching: Annotated[bool, Meta(description="Reuse the KV blocks of shared prompt prefixes.")] = True
 
 
+class ParallelConfig(Section, frozen=True, kw_only=True):
+    """One replica from several processes (ranks), each with a share of the weights and of the KV cache."""
+
+    tensor: Annotated[
+        int, Meta(description="Ranks that divide each layer, by heads and by inner columns.", ge=1, le=64)
+    ] = 1
+    pipeline: Annotated[int, Meta(description="Stages of consecutive layers, one after the other.", ge=1, le=64)] = 1
+
+    @property
+    def count(self) -> int:
+        """Ranks of a replica."""
+        return self.tensor * self.pipeline
+
+    @property
+    def text(self) -> str:
+        """The layout in words; empty: one process."""
+        if self.count == 1:
+            return ""
+        return f"{self.count} ranks (tensor {self.tensor} x pipeline {self.pipeline})"
+
+
 class KVCacheConfig(Section, frozen=True, kw_only=True):
     """The memory that holds keys and values of earlier tokens."""
 

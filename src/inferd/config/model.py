@@ -13,6 +13,7 @@ from msgspec import Meta
 from inferd.config.generation import (
     KVCacheConfig,
     ObjectivesConfig,
+    ParallelConfig,
     RolesConfig,
     SchedulerConfig,
     SpeculationConfig,
@@ -250,6 +251,7 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
     remotes: tuple[RemoteConfig, ...] = ()
     scheduler: SchedulerConfig = SchedulerConfig()
     kv_cache: KVCacheConfig = KVCacheConfig()
+    parallel: ParallelConfig = ParallelConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     watermark: WatermarkConfig | None = None
     versions: VersionsConfig = VersionsConfig()

@@ -42,6 +42,7 @@ _LOCAL_ONLY = (
     "chat_template",
     "speculation",
     "watermark",
+    "parallel",
     "adapters",
     "adapter_roots",
     "adapter_memory_bytes",
@@ -375,6 +376,8 @@ def _roles(here: Place, model: ModelConfig) -> Iterator[Problem]:
             (*here, "placement"),
             "blocks are handed over on this machine alone; leave placement out, or roles.",
         )
+    if model.parallel.count > 1:
+        yield Problem((*here, "parallel"), "blocks of ranks are not handed over yet; leave parallel out, or roles.")
     if not model.scheduler.prefix_caching:
         yield Problem(
             (*here, "scheduler", "prefix_caching"),

@@ -32,11 +32,18 @@ class Adapters:
     """The adapters of one decoder by name. All methods may be called from any thread."""
 
     def __init__(
-        self, decoder: Decoder, device: torch.device, base_digest: bytes, limit_bytes: int | None = None
+        self,
+        decoder: Decoder,
+        device: torch.device,
+        base_digest: bytes,
+        limit_bytes: int | None = None,
+        *,
+        is_divided: bool = False,
     ) -> None:
-        """``base_digest``: of the base's files. ``limit_bytes``: memory for all of them; None: what is free."""
+        """``base_digest``: of the base's files. ``limit_bytes``: memory for all of them; None: what is free.
+        ``is_divided``: the model is divided among ranks, and no adapter can be loaded."""
         self._decoder, self._device, self._limit_bytes = decoder, device, limit_bytes
-        self._base_digest = base_digest
+        self._base_digest, self._is_divided = base_digest, is_divided
         self._loaded: dict[str, LoadedAdapter] = {}
         self._stamps: dict[str, tuple[object, ...]] = {}  # of the files of each, which show that they are the same
         self._states: dict[str, AdapterState] = {}
@@ -83,6 +90,11 @@ class Adapters:
 
     def _load(self, name: str, source: str, progress: Progress) -> AdapterState:
         """Raises ModelLoadError."""
+        if self._is_divided:
+            raise ModelLoadError(
+                "Adapters do not work with ranks yet. Leave out parallel of the model, or the adapters.",
+                param="parallel",
+            )
         folder = resolve(source, progress)
         if not folder.is_dir():
             raise ModelLoadError(f"{source} is a file; give the folder that peft's save_pretrained wrote.")

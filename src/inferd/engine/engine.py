@@ -252,6 +252,7 @@ class Engine:
         for generation in list(self._generations.values()):
             self._end_generation(generation)
         self._preparer.close()
+        self._runner.close()
 
     # -- parts of the step ------------------------------------------------------------------
 

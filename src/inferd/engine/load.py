@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from inferd import clock
 from inferd.checkpoints.answers.notation import Notation, notation_of
+from inferd.checkpoints.architecture import read_config
+from inferd.checkpoints.decoder_config import Source
 from inferd.checkpoints.generation_config import GenerationDefaults, load_generation_defaults
 from inferd.checkpoints.longrope import factors_of, factors_text
 from inferd.checkpoints.text.chat_template import ChatTemplate
@@ -36,7 +39,8 @@ from inferd.engine.memory import (
     refuse_more_than_is_free,
     runtime_bytes,
 )
-from inferd.engine.model.load import Decoder, load_model, open_weight_cache
+from inferd.engine.model.load import Decoder, digest_of_files, load_model, open_weight_cache
+from inferd.engine.model.share import ALONE, check_layout
 from inferd.engine.prepare import Limits, Preparer
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampler
@@ -62,6 +66,7 @@ from inferd.types import ModelInfo, SamplingParams
 
 if TYPE_CHECKING:
     from inferd.engine.cuda.load import DeviceLoad
+    from inferd.engine.ranks.lead import Lead
 
 Progress = Callable[[str, int, int], None]
 
@@ -108,27 +113,31 @@ def create_backend(
     """
     phases = _Phases()
     device = _device(config.device)
-    torch.set_num_threads(config.threads or num_threads(config.num_local))
+    torch.set_num_threads(config.threads or num_threads(config.num_local * config.parallel.count))
     folder = check_folder(resolve(config.source, progress))
+    ranks = _ranks(config, folder, device)
     phases.done("resolve")
     defaults = load_generation_defaults(folder)
     weight_cache = (
         open_weight_cache(folder, config.quantization, config.quantization_cache_bytes)
-        if device.type == "cpu"
+        if device.type == "cpu" and ranks is None
         else None
     )
-    checkpoint = _read_checkpoint(folder, config, device, progress, weight_memory, weight_cache, phases)
+    checkpoint = _read_checkpoint(folder, config, device, progress, weight_memory, weight_cache, phases, ranks)
     if config.threads is None and checkpoint.decoder.weights_bytes < _WORTH_SHARING_BYTES:
         torch.set_num_threads(1)
     draft = load_draft(config, folder, checkpoint.num_tokens, device, progress)
-    adapters = Adapters(checkpoint.decoder, device, checkpoint.digest, config.adapter_memory_bytes)
+    adapters = Adapters(
+        checkpoint.decoder, device, checkpoint.digest, config.adapter_memory_bytes, is_divided=ranks is not None
+    )
     adapters.apply(config.adapters, progress)
     marked = config.watermark
     watermark = None if marked is None else load_watermark(marked, checkpoint.decoder.config.vocab_size)
     phases.done("adapters")
     progress("KV cache", 0, 0)
-    memory = _plan_memory(config, checkpoint.decoder, draft, adapters, device)
-    runner = _runner(config, checkpoint.decoder, memory, device, weight_memory)
+    weights_bytes, num_parameters = _whole(checkpoint, ranks)
+    memory = _plan_memory(config, checkpoint.decoder, weights_bytes, draft, adapters, device)
+    runner = _runner(config, checkpoint.decoder, memory, device, weight_memory, ranks)
     scheduler = _scheduler(config, memory.arena.num_blocks)
     phases.done("kv_cache")
     progress("warm-up", 0, 1)
@@ -140,7 +149,20 @@ def create_backend(
     notation = _notation(folder, checkpoint, eos_ids)
     phases.done("answer_format")
     engine = Engine(
-        info=_info(name, config, checkpoint, memory, eos_ids, notation, device, phases, used, adapters, watermark),
+        info=_info(
+            name,
+            config,
+            checkpoint,
+            num_parameters,
+            memory,
+            eos_ids,
+            notation,
+            device,
+            phases,
+            used,
+            adapters,
+            watermark,
+        ),
         preparer=_preparer(config, checkpoint, memory.arena, used, eos_ids, notation, adapters, watermark),
         runner=runner,
         scheduler=scheduler,
@@ -161,11 +183,12 @@ def _read_checkpoint(
     weight_memory: WeightMemory | None,
     weight_cache: WeightCache | None,
     phases: _Phases,
+    ranks: Lead | None,
 ) -> _Checkpoint:
     # A large vocabulary takes a second to read, as long as the weights: both are read at the same time.
     with ThreadPoolExecutor(2, "inferd-read") as pool, packing_into(weight_memory):
         reading = pool.submit(_read_text_parts, folder, config.chat_template)
-        digesting = pool.submit(_digest_of_files, folder)
+        digesting = pool.submit(digest_of_files, folder)
         progress("weights", 0, 0)
         decoder = load_model(
             folder,
@@ -176,6 +199,8 @@ def _read_checkpoint(
             rope_factors=config.rope_factors,
             quantization=config.quantization,
             weight_cache=weight_cache,
+            share=ALONE if ranks is None else ranks.share,
+            peers=None if ranks is None else ranks.peers,
         )
         phases.done("weights")
         progress("tokenizer", 0, 0)
@@ -188,11 +213,38 @@ def _read_checkpoint(
     return _Checkpoint(decoder, tokenizer, template, digest)
 
 
+def _ranks(config: ModelConfig, folder: Path, device: torch.device) -> Lead | None:
+    """The other ranks of the replica, which begin to load; None: there are none. Raises ModelLoadError."""
+    if config.parallel.count == 1:
+        return None
+    source = Source(folder / "config.json")
+    check_layout(
+        msgspec.structs.replace(config, device=device.type),
+        read_config(source),
+        is_quantised=source.quantization is not None,
+    )
+    from inferd.engine.ranks.lead import Lead  # torch.distributed, which other replicas do not need
+
+    return Lead(config, folder, torch.get_num_threads())
+
+
+def _whole(checkpoint: _Checkpoint, ranks: Lead | None) -> tuple[int, int]:
+    """Bytes of the weights of all ranks, and the model's parameters."""
+    decoder = checkpoint.decoder
+    weights_bytes, num_parameters = (0, 0) if ranks is None else ranks.loaded(checkpoint.digest)
+    return decoder.weights_bytes + weights_bytes, decoder.num_parameters + num_parameters
+
+
 def _plan_memory(
-    config: ModelConfig, decoder: Decoder, draft: LoadedDraft | None, adapters: Adapters, device: torch.device
+    config: ModelConfig,
+    decoder: Decoder,
+    weights_bytes: int,
+    draft: LoadedDraft | None,
+    adapters: Adapters,
+    device: torch.device,
 ) -> _Memory:
     """Raises ModelLoadError where the KV cache does not fit."""
-    weights_bytes = decoder.weights_bytes + (draft.decoder.weights_bytes if draft is not None else 0)
+    weights_bytes += draft.decoder.weights_bytes if draft is not None else 0
     for_adapters = adapters_bytes(config, sum(state.num_bytes for state in adapters.states.values()))
     attention = _attention(config, decoder, device)
     gpu = _device_load(config, decoder, attention, device) if attention == "triton" else None
@@ -211,9 +263,15 @@ def _plan_memory(
 
 
 def _runner(
-    config: ModelConfig, decoder: Decoder, memory: _Memory, device: torch.device, weight_memory: WeightMemory | None
+    config: ModelConfig,
+    decoder: Decoder,
+    memory: _Memory,
+    device: torch.device,
+    weight_memory: WeightMemory | None,
+    ranks: Lead | None,
 ) -> Runner:
-    dims, gpu = decoder.config, memory.gpu
+    gpu = memory.gpu
+    dims = decoder.config if ranks is None else ranks.share.config(decoder.config)
     cache = KVCache(
         num_layers=dims.num_layers,
         # One block more on a GPU: the rows that fill up a recorded graph write to it.
@@ -232,7 +290,9 @@ def _runner(
     while spare > 0 and (touched := cache.touch_more()):
         spare -= touched
     on_device = None if gpu is None else gpu.steps(cache, memory.arena.max_model_len)
-    return Runner(decoder, cache, memory.attention, device, config.scheduler.max_num_batched_tokens, on_device)
+    if ranks is not None:
+        ranks.begin(memory.arena.num_blocks, memory.attention)
+    return Runner(decoder, cache, memory.attention, device, config.scheduler.max_num_batched_tokens, on_device, ranks)
 
 
 def _scheduler(config: ModelConfig, num_blocks: int) -> Scheduler:
@@ -266,6 +326,7 @@ def _info(
     name: str,
     config: ModelConfig,
     checkpoint: _Checkpoint,
+    num_parameters: int,
     memory: _Memory,
     eos_ids: frozenset[int],
     notation: Notation | None,
@@ -285,7 +346,7 @@ def _info(
         quantization=decoder.quantization,
         max_model_len=arena.max_model_len,
         vocab_size=dims.vocab_size,
-        num_parameters=decoder.num_parameters,
+        num_parameters=num_parameters,
         num_blocks=arena.num_blocks,
         block_size=config.kv_cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
@@ -294,13 +355,14 @@ def _info(
         temperature=1.0 if defaults.temperature is None else defaults.temperature,
         top_p=1.0 if defaults.top_p is None else defaults.top_p,
         answer_format=notation.told if notation is not None else "",
-        fingerprint=_fingerprint(checkpoint.digest, decoder, memory.attention, config.kv_cache.dtype, watermark),
+        fingerprint=_fingerprint(checkpoint.digest, decoder, memory.attention, config, watermark),
         attention=memory.attention,
         memory=memory_plan(
             arena,
             weights_bytes=memory.weights_bytes,
-            activations=headroom_bytes(config, dims, itemsize=decoder.dtype.itemsize) - runtime_bytes(),
-            on_cpu=device.type == "cpu",
+            activations=headroom_bytes(config, dims, itemsize=decoder.dtype.itemsize)
+            - config.parallel.count * runtime_bytes(),
+            num_processes=config.parallel.count if device.type == "cpu" else 0,
         ),
         load_s=phases.seconds,
         num_threads=torch.get_num_threads(),
@@ -464,23 +526,16 @@ def _warm_up(runner: Runner, scheduler: Scheduler, vocab_size: int, max_model_le
     scheduler.pool.clear_cache()
 
 
-def _digest_of_files(folder: Path) -> bytes:
-    """A digest of the small files, and of headers and sizes of the weights."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(folder.glob("*.json")):
-        digest.update(path.name.encode() + path.read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            digest.update(f"{path.name}:{path.stat().st_size}".encode() + file.read(65536))
-    return digest.digest()
-
-
-def _fingerprint(files: bytes, decoder: Decoder, attention: str, kv_dtype: str, watermark: Watermark | None) -> str:
+def _fingerprint(
+    files: bytes, decoder: Decoder, attention: str, config: ModelConfig, watermark: Watermark | None
+) -> str:
     """A digest of everything that decides the answers: files, number format, kernels."""
     digest = hashlib.blake2b(files, digest_size=6)
     digest.update(f"{decoder.dtype}:{decoder.quantization}:{attention}:{torch.__version__}".encode())
-    if kv_dtype != "auto":
-        digest.update(f":kv {kv_dtype}".encode())
+    if config.kv_cache.dtype != "auto":
+        digest.update(f":kv {config.kv_cache.dtype}".encode())
+    if config.parallel.tensor > 1:  # sums are added in another order; stages change nothing
+        digest.update(f":tensor {config.parallel.tensor}".encode())
     if (factors := factors_of(decoder.config)) != "auto":
         digest.update(f":rope {factors}".encode())
     if watermark is not None:

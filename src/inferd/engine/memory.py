@@ -52,8 +52,8 @@ def most_sampled_rows(config: ModelConfig) -> int:
 def headroom_bytes(config: ModelConfig, dims: DecoderConfig, *, itemsize: int) -> int:
     """An upper estimate of what a replica needs beside weights and cache.
 
-    It counts the process itself, the rotary tables, and the temporary tensors of a step: rows of a layer, and logits
-    with the sampler's copies.
+    It counts the processes, and for each the rotary tables and the temporary tensors of a step's rows; and logits with
+    the sampler's copies.
     """
     scheduler = config.scheduler
     widest = max(dims.hidden_size, 2 * dims.intermediate_size, (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim)
@@ -61,7 +61,7 @@ def headroom_bytes(config: ModelConfig, dims: DecoderConfig, *, itemsize: int) -
     logits = most_sampled_rows(config) * dims.vocab_size * 4 * 4
     longest = min(config.max_model_len or dims.max_position_embeddings, dims.max_position_embeddings)
     tables = sum(longest * rope.dim * 4 for rope in {id(r): r for r in dims.ropes if r is not None}.values())
-    return runtime_bytes() + rows + logits + tables
+    return config.parallel.count * (runtime_bytes() + rows + tables) + logits
 
 
 def adapters_bytes(config: ModelConfig, configured_bytes: int) -> int:
@@ -84,14 +84,15 @@ def plan_arena(
     ``free_bytes``: free memory beside the weights and the worker itself. ``memory_bytes`` of the model bounds weights,
     cache and headroom together; where no cache size is configured, the cache gets the rest. A draft model has as many
     blocks as its target: a token then takes ``draft_bytes_per_token`` more, and ``weights_bytes`` counts both models.
-    ``share``: part of the free memory that a cache without a configured size may take.
+    A token's bytes are those in all ranks together. ``share``: part of the free memory that a cache without a
+    configured size may take.
 
     Raises ModelLoadError with the remedy where not even one sequence fits.
     """
     size = config.kv_cache.block_size
     per_token = kv_bytes_per_token(
         num_layers=dims.num_layers,
-        num_kv_heads=dims.num_kv_heads,
+        num_kv_heads=max(dims.num_kv_heads, config.parallel.tensor),  # ranks may have the same heads
         head_dim=dims.head_dim,
         itemsize=itemsize,
         dtype=config.kv_cache.dtype,
@@ -215,11 +216,11 @@ def plan_blocks(
     return blocks
 
 
-def memory_plan(arena: Arena, *, weights_bytes: int, activations: int, on_cpu: bool) -> MemoryPlan:
+def memory_plan(arena: Arena, *, weights_bytes: int, activations: int, num_processes: int) -> MemoryPlan:
     return MemoryPlan(
         weights_bytes=weights_bytes,
         kv_bytes=arena.nbytes,
         kv_bytes_per_token=arena.bytes_per_token,
         activation_bytes=activations,
-        process_bytes=runtime_bytes() if on_cpu else 0,
+        process_bytes=num_processes * runtime_bytes(),
     )

@@ -120,7 +120,7 @@ def native_decoder(decoder: Decoder, cache: KVCache, max_rows: int) -> NativeDec
     NativeDecoder."""
     return (
         NativeDecoder(decoder, cache, max_rows)
-        if isinstance(decoder, LlamaDecoder) and _covers(decoder, cache)
+        if isinstance(decoder, LlamaDecoder) and decoder.share.count == 1 and _covers(decoder, cache)
         else None
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,12 +20,13 @@ from inferd.native.paged_attention import AttentionKind, create_attention
 
 if TYPE_CHECKING:
     from inferd.engine.cuda.steps import StepsOnDevice
+    from inferd.engine.ranks.lead import Lead
 
 
 class Runner:
     """The model, its KV cache, and the computation from a ``Step`` to hidden states."""
 
-    __slots__ = ("_native", "_on_device", "attention_kind", "cache", "decoder", "device")
+    __slots__ = ("_native", "_on_device", "_ranks", "attention_kind", "cache", "decoder", "device")
 
     def __init__(
         self,
@@ -34,16 +36,19 @@ class Runner:
         device: torch.device,
         max_rows: int = 0,
         on_device: StepsOnDevice | None = None,
+        ranks: Lead | None = None,
     ) -> None:
         """``max_rows``: rows of a step, where known; memory for its activations is then allocated once.
 
-        ``on_device``: computes steps on an accelerator; None: on the CPU.
+        ``on_device``: computes steps on an accelerator; None: on the CPU. ``ranks``: the
+        processes that hold the other shares of the model and compute each step too.
         """
         self.decoder = decoder
         self.cache = cache
         self.attention_kind = attention_kind
         self.device = device
         self._on_device = on_device
+        self._ranks = ranks
         is_native = attention_kind in ("auto", "native") and on_device is None
         self._native = native_decoder(decoder, cache, max_rows) if is_native else None
 
@@ -67,6 +72,9 @@ class Runner:
         batch.adapters = adapters
         if wanted is not None and self._on_device is None and len(wanted) < len(batch.token_ids):
             batch.output_rows = self._tensor(np.array(wanted, dtype=np.int64))
+        if self._ranks is not None:
+            with self._ranks.together():
+                self._ranks.plan(step.copies, batch)
         return batch
 
     def compute(self, batch: FlatBatch) -> Tensor:
@@ -75,13 +83,23 @@ class Runner:
             return self._native.forward(batch)
         if self._on_device is not None:
             return self._on_device.compute(batch)
-        return self.decoder.forward(batch, create_attention(self.attention_kind, self.cache, batch))
+        with nullcontext() if self._ranks is None else self._ranks.together():
+            return self.decoder.forward(batch, create_attention(self.attention_kind, self.cache, batch))
 
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
         """Logits [len(rows), V] float32 of some of the step's rows."""
         if rows != list(range(hidden.shape[0])):  # equal length is not enough: rows may repeat or skip
             hidden = hidden[torch.tensor(rows, device=self.device)]
-        return self.decoder.logits(hidden)
+        if self._ranks is None:
+            return self.decoder.logits(hidden)
+        with self._ranks.together():
+            self._ranks.plan_logits(hidden)
+            return self.decoder.logits(hidden)
+
+    def close(self) -> None:
+        """End the processes that compute with this one."""
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _flatten(self, step: Step, *, has_adapters: bool) -> FlatBatch:
         # In plain lists as far as it goes: for the single tokens that most steps consist of, a dozen calls of numpy

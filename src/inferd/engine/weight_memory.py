@@ -30,7 +30,7 @@ def reserve_weight_memory(config: ModelConfig, *, with_cache: bool = False) -> W
     """
     has_kernels = importlib.util.find_spec("inferd._kernels") is not None
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and os.path.exists("/dev/nvidiactl"))
-    if not has_kernels or on_gpu or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if not has_kernels or on_gpu or config.parallel.count > 1 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     if _SECOND_NODE.exists():  # one thread would put everything into its own socket's memory
         return None

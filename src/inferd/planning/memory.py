@@ -21,6 +21,7 @@ from inferd.checkpoints.longrope import factors_text, with_factors
 from inferd.config import Config, ModelConfig, SequenceConfig
 from inferd.config.units import bytes_text
 from inferd.engine.memory import adapters_bytes, headroom_bytes, plan_arena, runtime_bytes
+from inferd.engine.model.share import check_layout
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.machine.memory import available_bytes
 from inferd.native.kv_sizes import kv_bytes_per_token
@@ -49,6 +50,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     rope_factors: str = ""  # a sentence, where LongRoPE's are chosen from
     checkpoint: str = ""  # how its weights are quantised: "gptq, int4, groups of 128"; "": they are numbers
+    layout: str = ""  # "2 ranks (tensor 2 x pipeline 1)"; "": one process
     kv_bytes: int = 0
     kv_bytes_per_token: int = 0
     num_blocks: int = 0
@@ -107,7 +109,8 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     weights_bytes = weight_bytes(folder, source, dims, itemsize, config.quantization)
     draft_weights, draft_per_token = _draft(config)
     weights_bytes += draft_weights + adapters_bytes(config, _adapters(config, dims, itemsize))
-    runtime = runtime_bytes()
+    check_layout(config, dims, is_quantised=source.quantization is not None)
+    runtime = config.parallel.count * runtime_bytes()
     beside = free - weights_bytes - runtime
     if beside <= 0:
         raise ModelLoadError(
@@ -135,6 +138,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
         dtype=dtype,
         rope_factors=factors_text(dims),
         checkpoint="" if source.quantization is None else source.quantization.label,
+        layout=config.parallel.text,
         weights_bytes=weights_bytes,
         kv_bytes=arena.nbytes,
         kv_bytes_per_token=arena.bytes_per_token,

@@ -14,7 +14,6 @@ requests in flight may go on. SIGUSR1 writes the stack of every thread to stderr
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -36,6 +35,7 @@ from inferd.backend import HandsOver, PredictiveBackend, PreparingBackend
 from inferd.config import ModelConfig
 from inferd.errors import CodeFailed, InferdError, ModelLoadError
 from inferd.machine.memory import rss_bytes
+from inferd.machine.parent import die_with
 from inferd.types import GenerateRequest, Link
 from inferd.worker.channel import BlockingChannel, ChannelError
 from inferd.worker.direct import ChannelClosedError, DirectLoop, wrong_kind
@@ -83,7 +83,6 @@ Progress = Callable[[str, int, int], None]
 AnyBackend = PreparingBackend | PredictiveBackend
 Create = Callable[[str, ModelConfig, Progress], AnyBackend]
 
-_PR_SET_PDEATHSIG = 1
 _OF_TEXTS = ("torch", "tokenizers")  # what the extra llm installs, and engines and encoders import at their top
 _log = logging.getLogger("inferd.worker")
 
@@ -141,6 +140,11 @@ def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progr
             raise ModelLoadError(
                 f"{name} has adapters, but only models that generate text take them. Leave adapters out.",
                 param="adapters",
+            )
+        if config.parallel.count > 1:
+            raise ModelLoadError(
+                f"{name} has parallel, but only models that generate text are divided among ranks. Leave parallel out.",
+                param="parallel",
             )
         from inferd.predict.load import load_predictor
 
@@ -352,14 +356,6 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, also while it does not read the channel."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call above
-        _exit(EXIT_ORPHANED)
-
-
 class _LogHandler(logging.Handler):
     """Sends Python's logging into a log that blocks no caller, whatever its reader or disk does."""
 
@@ -408,7 +404,8 @@ def main(argv: Sequence[str] | None = None, create: Create = create_backend) -> 
     options = parser.parse_args(argv)
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    _die_with(options.parent)
+    if not die_with(options.parent):  # also while the channel is not read
+        _exit(EXIT_ORPHANED)
     forbid_dumps()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -15,7 +15,9 @@ from inferd.checkpoints.adapter import DOWN, GATE_UP, OUT, QKV
 from inferd.checkpoints.decoder_config import DecoderConfig, Family, MoE
 from inferd.checkpoints.rope_tables import tables
 from inferd.checkpoints.weights import Weights
+from inferd.engine.model.cuts import Peers
 from inferd.engine.model.products import merge, product
+from inferd.engine.model.share import ALONE, Share
 from inferd.native import ops
 from inferd.native.attention import Attention, FlatBatch, HeadTransform, ProjectedAttention, Scoring
 from inferd.native.low_rank import AdapterRows
@@ -33,17 +35,42 @@ class Adapted:
     def __init__(self, layer: int, rows: AdapterRows | None) -> None:
         self._layer, self._rows = layer, rows
 
-    def __call__(self, product: int, linear: ops.Linear, x: Tensor) -> Tensor:
-        y = linear(x)
+    def __call__(self, product: int, linear: ops.Linear, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        y = linear(x, out_dtype)
         return y if self._rows is None else self._rows.add(self._layer, product, x, y)
+
+
+class Summed:
+    """The second product of attention or of feed-forward, whose inputs are divided among the ranks of a stage.
+
+    Partial sums are float32 until they are added, so the result is rounded once, as without ranks.
+    """
+
+    __slots__ = ("_peers",)
+
+    def __init__(self, peers: Peers | None) -> None:
+        self._peers = peers
+
+    @property
+    def format(self) -> torch.dtype | None:
+        """Of each rank's result; None: the model's."""
+        return None if self._peers is None else torch.float32
+
+    def __call__(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """``y`` [T, H]: this rank's partial sum -> the whole in ``dtype``."""
+        return y if self._peers is None else self._peers.sum(y).to(dtype)
 
 
 class FeedForward:
     """gate_up [2I, H], down [H, I]."""
 
-    __slots__ = ("down", "gate", "gate_up")
+    __slots__ = ("_summed", "down", "gate", "gate_up")
 
-    def __init__(self, config: DecoderConfig, family: Family, weights: Weights, at: str) -> None:
+    def __init__(
+        self, config: DecoderConfig, family: Family, weights: Weights, at: str, summed: Summed, *, biased: bool
+    ) -> None:
+        """``biased``: whether this rank adds the bias of the sum."""
+        self._summed = summed
         hidden, wide = config.hidden_size, config.intermediate_size
         if family.fused:
             self.gate_up = merge(weights, [(f"{at}.gate_up_proj", 2 * wide)], hidden, bias=False)
@@ -51,19 +78,21 @@ class FeedForward:
             self.gate_up = merge(
                 weights, [(f"{at}.{n}_proj", wide) for n in ("gate", "up")], hidden, bias=config.mlp_bias
             )
-        self.down = merge(weights, [(f"{at}.down_proj", hidden)], wide, bias=config.mlp_bias)
+        self.down = merge(weights, [(f"{at}.down_proj", hidden)], wide, bias=config.mlp_bias and biased)
         self.gate = GATES[config.activation]
 
     def __call__(self, x: Tensor, adapted: Adapted) -> Tensor:
-        return adapted(DOWN, self.down, ops.gate_and_mul(adapted(GATE_UP, self.gate_up, x), self.gate))
+        inner = ops.gate_and_mul(adapted(GATE_UP, self.gate_up, x), self.gate)
+        return self._summed(adapted(DOWN, self.down, inner, self._summed.format), x.dtype)
 
 
 class Experts:
     """A mixture of feed-forward experts; only experts that some row chose are computed."""
 
-    __slots__ = ("down", "gate", "gate_up", "moe", "router")
+    __slots__ = ("_summed", "down", "gate", "gate_up", "moe", "router")
 
-    def __init__(self, config: DecoderConfig, moe: MoE, weights: Weights, at: str) -> None:
+    def __init__(self, config: DecoderConfig, moe: MoE, weights: Weights, at: str, summed: Summed) -> None:
+        self._summed = summed
         hidden, wide = config.hidden_size, moe.intermediate_size
         self.moe = moe
         self.gate = GATES[config.activation]
@@ -85,30 +114,42 @@ class Experts:
         share, chosen = shares.topk(self.moe.top_k, dim=-1)  # [T, k]
         if self.moe.renormalise:
             share = share / share.sum(-1, keepdim=True)
-        out = torch.zeros_like(x)
+        out = torch.zeros_like(x, dtype=self._summed.format or x.dtype)
         # The choices sorted by expert: each expert's rows lie together, and the others are not looked at.
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         rows = order // self.moe.top_k
-        weight = share.flatten()[order].to(x.dtype).unsqueeze(1)
+        weight = share.flatten()[order].to(out.dtype).unsqueeze(1)
         at = 0
         for expert, count in enumerate(torch.bincount(flat).tolist()):
             if count:
                 mine = rows[at : at + count]
-                y = self.down[expert](ops.gate_and_mul(self.gate_up[expert](x.index_select(0, mine)), self.gate))
+                inner = ops.gate_and_mul(self.gate_up[expert](x.index_select(0, mine)), self.gate)
+                y = self.down[expert](inner, out.dtype)
                 out.index_add_(0, mine, y * weight[at : at + count])
                 at += count
-        return out
+        return self._summed(out, x.dtype)
 
 
 class Layer:
     """Attention and feed-forward of one layer, with its norms."""
 
     def __init__(
-        self, config: DecoderConfig, family: Family, weights: Weights, index: int, table: Table | None
+        self,
+        config: DecoderConfig,
+        family: Family,
+        weights: Weights,
+        index: int,
+        table: Table | None,
+        share: Share = ALONE,
+        peers: Peers | None = None,
+        first: int = 0,
     ) -> None:
+        """``config``: of this rank's part; ``index``: in it; ``first``: the model's layer that is its first."""
         self.config, self.family, self.index, self.table = config, family, index, table
-        at = f"model.layers.{index}"
+        self._summed = summed = Summed(peers if share.tensor > 1 else None)
+        biased = share.place == 0  # a bias of a sum is added once
+        at = f"model.layers.{first + index}"
         hidden, dim = config.hidden_size, config.head_dim
         widths = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
         self.norms: dict[str, Tensor] = {}
@@ -133,7 +174,7 @@ class Layer:
         else:
             parts = [(f"{at}.self_attn.{n}_proj", width) for n, width in zip("qkv", widths, strict=True)]
             self.qkv = merge(weights, parts, hidden, bias=config.qkv_bias)
-        self.out = merge(weights, [(f"{at}.self_attn.o_proj", hidden)], widths[0], bias=config.output_bias)
+        self.out = merge(weights, [(f"{at}.self_attn.o_proj", hidden)], widths[0], bias=config.output_bias and biased)
         if family.qk_norm:
             full = family.qk_norm == "full"
             self.q_norm = norm("self_attn.q_norm", widths[0] if full else dim)
@@ -143,9 +184,9 @@ class Layer:
         self.scoring = Scoring(config.attention_scale, config.windows[index], config.attention_softcap)
         moe = config.moe[index]
         self.feed_forward: FeedForward | Experts = (
-            FeedForward(config, family, weights, f"{at}.mlp")
+            FeedForward(config, family, weights, f"{at}.mlp", summed, biased=biased)
             if moe is None
-            else Experts(config, moe, weights, f"{at}.mlp")
+            else Experts(config, moe, weights, f"{at}.mlp", summed)
         )
 
     def __call__(
@@ -180,7 +221,7 @@ class Layer:
         qkv = adapted(QKV, self.qkv, h)
         if isinstance(attention, ProjectedAttention) and self.family.qk_norm != "full":
             out = attention.projected(self.index, qkv, heads, self.head_transform, self.scoring)
-            return adapted(OUT, self.out, out.view(rows, heads * dim))
+            return self._out(out, adapted)
         q, k, v = torch.split(qkv, [heads * dim, kv_heads * dim, kv_heads * dim], dim=-1)
         if self.family.qk_norm == "full":
             q, k = self._norm_qk(q, k)
@@ -190,7 +231,12 @@ class Layer:
         if self.table is not None:
             q, k = ops.rotary(q, k, batch.positions, *self.table)
         out = attention(self.index, q, k, v, self.scoring)
-        return adapted(OUT, self.out, out.reshape(rows, heads * dim))
+        return self._out(out, adapted)
+
+    def _out(self, attended: Tensor, adapted: Adapted) -> Tensor:
+        """attended [T, heads, D] -> [T, H]"""
+        x = attended.reshape(attended.shape[0], -1)
+        return self._summed(adapted(OUT, self.out, x, self._summed.format), x.dtype)
 
     def _norm_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         assert self.q_norm is not None
@@ -222,40 +268,100 @@ def embedding_scale(config: DecoderConfig, family: Family, dtype: torch.dtype) -
 
 
 class LlamaDecoder:
-    """Implements ``Decoder`` for the Llama-like families."""
+    """Implements ``Decoder`` for the Llama-like families: all of a model, or one rank's share of it."""
 
-    def __init__(self, config: DecoderConfig, family: Family, weights: Weights, num_positions: int) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        family: Family,
+        weights: Weights,
+        num_positions: int,
+        share: Share = ALONE,
+        peers: Peers | None = None,
+    ) -> None:
         self.config, self.family = config, family
+        self.share, self._peers = share, peers
+        self.part = part = share.config(config)
         self.dtype = weights.dtype
-        layer_tables = tables_of(config, num_positions, weights.device)
-        self.embedding = embedding_of(config, weights)
+        layer_tables = tables_of(part, num_positions, weights.device)
+        self._embedding = embedding_of(part, weights) if share.is_first else None
         self.embedding_scale = embedding_scale(config, family, self.dtype)
-        self.layers = [Layer(config, family, weights, i, layer_tables[i]) for i in range(config.num_layers)]
-        norm = weights.read("model.norm.weight", config.hidden_size)
-        self.norm = norm.float() + family.norm_offset if family.norm_offset else norm
+        first = share.layers(config.num_layers).start
+        self.layers = [
+            Layer(part, family, weights, i, layer_tables[i], share, peers, first) for i in range(part.num_layers)
+        ]
+        if share.is_last:
+            norm = weights.read("model.norm.weight", config.hidden_size)
+            self.norm = norm.float() + family.norm_offset if family.norm_offset else norm
         tied = config.tie_word_embeddings or "lm_head.weight" not in weights
-        head = [("lm_head", config.vocab_size)]
-        self._head = self.embedding if tied else merge(weights, head, config.hidden_size, bias=False)
+        head = [("lm_head", part.vocab_size)]
+        self._head = (
+            self._embedding if tied or not share.is_first else merge(weights, head, config.hidden_size, bias=False)
+        )
         self.num_parameters, self.weights_bytes = weights.num_parameters, weights.num_bytes
+        self.read_bytes = weights.read_bytes
         self.quantization = weights.quantization
 
+    @property
+    def embedding(self) -> ops.Linear:
+        assert self._embedding is not None, "a later stage has no embedding"
+        return self._embedding
+
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
-        residual = self.embedding.rows(batch.token_ids)
-        if self.embedding_scale != 1.0:
-            residual = residual * self.embedding_scale
-        branch: Tensor | None = None
+        """Hidden states [T, H] after the final norm, in rank 0; other ranks do not use what they get."""
+        branch, residual = self._entered(batch)
         for layer in self.layers:
             branch, residual = layer(branch, residual, batch, attention)
         assert branch is not None
-        return ops.add_rms_norm(branch, residual, self.norm, self.config.norm_eps)[0]
+        return self._left(branch, residual)
+
+    def _left(self, branch: Tensor, residual: Tensor) -> Tensor:
+        """What follows the last layer of this stage. The final hidden states go to rank 0, which has the head."""
+        share, peers = self.share, self._peers
+        if share.is_last:
+            hidden = ops.add_rms_norm(branch, residual, self.norm, self.config.norm_eps)[0]
+            if share.pipeline > 1 and share.place == 0:
+                assert peers is not None
+                peers.send(hidden, 0)
+            return hidden
+        assert peers is not None
+        # Both: their sum would be rounded, and the answers of a pipeline are those of one process to the bit.
+        peers.send(torch.stack((branch, residual)), share.rank + share.tensor)
+        return peers.receive(torch.empty_like(residual), share.count - share.tensor) if share.rank == 0 else residual
+
+    def _entered(self, batch: FlatBatch) -> tuple[Tensor | None, Tensor]:
+        """What the first layer of this stage takes."""
+        if not self.share.is_first:
+            assert self._peers is not None
+            shape = (2, len(batch.token_ids), self.config.hidden_size)
+            received = self._peers.receive(torch.empty(shape, dtype=self.dtype), self.share.rank - self.share.tensor)
+            return received[0], received[1]
+        residual = self._embedded(batch.token_ids)
+        return None, residual if self.embedding_scale == 1.0 else residual * self.embedding_scale
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        if self.share.tensor == 1:
+            return self.embedding.rows(ids)
+        assert self._peers is not None
+        mine = self.share.tokens(self.config.vocab_size)
+        is_own = (ids >= mine.start) & (ids < mine.stop)
+        rows = self.embedding.rows((ids - mine.start) * is_own)
+        return self._peers.sum(rows.masked_fill(~is_own.unsqueeze(1), 0))  # exact: all but one are 0
 
     @property
     def head(self) -> ops.Linear:
         """The product that gives logits, before ``logits_divisor`` and ``final_softcap``."""
+        assert self._head is not None, "a later stage has no head"
         return self._head
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._head(hidden, torch.float32)
+        """With ranks, every rank of the first stage calls it with the same ``hidden``."""
+        logits = self.head(hidden, torch.float32)
+        if self.share.tensor > 1:
+            assert self._peers is not None
+            width = -(-self.config.vocab_size // self.share.tensor)
+            padded = F.pad(logits, (0, width - logits.shape[1]))
+            logits = torch.cat(self._peers.gather(padded), dim=1)[:, : self.config.vocab_size]
         if self.config.logits_divisor != 1.0:
             logits = logits / self.config.logits_divisor
         if self.config.final_softcap is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
@@ -16,8 +17,10 @@ from inferd.checkpoints.safetensors import weight_files
 from inferd.checkpoints.weight_cache import WeightCache
 from inferd.checkpoints.weight_cache import folder as cache_folder
 from inferd.checkpoints.weights import Weights
+from inferd.engine.model.cuts import Peers, cuts
 from inferd.engine.model.gpt import GPTDecoder
 from inferd.engine.model.llama import LlamaDecoder
+from inferd.engine.model.share import ALONE, Share
 from inferd.errors import ModelLoadError
 from inferd.native import compiled, packed, rounding
 from inferd.native.attention import Attention, FlatBatch
@@ -55,6 +58,8 @@ def load_model(
     rope_factors: Asked = "auto",
     quantization: Literal["auto", "none", "int8", "int4", "fp8"] = "auto",
     weight_cache: WeightCache | None = None,
+    share: Share = ALONE,
+    peers: Peers | None = None,
 ) -> Decoder:
     """Read a checkpoint.
 
@@ -62,7 +67,8 @@ def load_model(
     (``longrope``). ``quantization``: the form of the weights in memory. auto: a quantised checkpoint's integers are
     used unchanged. none: these integers are converted to numbers. int8, int4: integers of this width are used, and all
     other weights are quantised here (``forms``). fp8: all weights are 8-bit floats, on CUDA. ``weight_cache``: weights
-    that were quantised at an earlier load; the caller finishes it.
+    that were quantised at an earlier load; the caller finishes it. ``share``: the part of the decoder that is read;
+    ``peers``: the ranks with the other parts.
 
     Raises ModelLoadError naming the file, the field or the tensor at fault.
     """
@@ -80,6 +86,7 @@ def load_model(
         keep_integers=None if quantization == "auto" else lambda layout: f"int{layout.bits}" == quantization,
         rule=Rule(quantization, config.hidden_size),
         weight_cache=weight_cache,
+        cut=cuts(share, config),
     )
     _find_prefix(weights, architecture)
     longest = min(num_positions or config.max_position_embeddings, config.max_position_embeddings)
@@ -87,8 +94,9 @@ def load_model(
     if architecture in GPT:
         decoder = GPTDecoder(config, weights, longest)
     else:
-        decoder = LlamaDecoder(config, FAMILIES[architecture], weights, longest)
-    weights.check_all_read(is_ignorable(config))
+        decoder = LlamaDecoder(config, FAMILIES[architecture], weights, longest, share, peers)
+    is_spare = is_ignorable(config)
+    weights.check_all_read(lambda name: is_spare(name) or (share.count > 1 and share.leaves(name, config.num_layers)))
     return decoder
 
 
@@ -117,6 +125,17 @@ def open_weight_cache(folder: Path, asked: str, limit_bytes: int) -> WeightCache
         return None
     key = f"{identity_of_files(weight_files(folder))} {asked} {rounding.VERSION} {packed.ints_layout()}"
     return WeightCache(cache_folder(), key, limit_bytes)
+
+
+def digest_of_files(folder: Path) -> bytes:
+    """A digest of the small files, and of headers and sizes of the weights."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.glob("*.json")):
+        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(f"{path.name}:{path.stat().st_size}".encode() + file.read(65536))
+    return digest.digest()
 
 
 def _find_prefix(weights: Weights, architecture: str) -> None:

@@ -36,6 +36,7 @@ ENGINE_FIELDS = (
     "priority",
     "scheduler",
     "kv_cache",
+    "parallel",
     "speculation",
     "watermark",
     "objectives.tpot_ms",

@@ -1,0 +1,80 @@
+"""Which part of each stored tensor a rank holds: the one place that says how the layers of a decoder are split.
+
+Outputs of the first products of attention and of feed-forward are divided, and inputs of the second ones. ``Peers`` is
+how the ranks put their results together again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from inferd.checkpoints.decoder_config import DecoderConfig
+from inferd.engine.model.share import Share
+
+
+class Peers(Protocol):
+    """The ranks that compute a step together, as one of them sees them."""
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """The sum of the partial sums of all ranks of this stage, added in the order of the ranks."""
+        ...
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        """The parts of all ranks of this stage, in their order. All have one shape."""
+        ...
+
+    def receive(self, into: Tensor, rank: int) -> Tensor:
+        """``into``, filled by what ``rank`` sends."""
+        ...
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """To another rank, which receives it."""
+
+
+def cuts(share: Share, whole: DecoderConfig) -> Callable[[str, Tensor], Tensor] | None:
+    """What gives this rank's part of a stored tensor, by its name; None: tensors stay whole.
+
+    The part is a view of the stored tensor where its numbers lie in one place, so the rest is not read.
+    """
+    if share.tensor == 1:
+        return None
+    dim = whole.head_dim
+    copies = max(1, share.tensor // whole.num_kv_heads)  # ranks that have the same keys and values
+    parts = share.tensor // copies
+
+    def piece(tensor: Tensor, axis: int, place: int, of: int) -> Tensor:
+        size = tensor.shape[axis] // of
+        return tensor.narrow(axis, place * size, size)
+
+    def own(tensor: Tensor, axis: int = 0) -> Tensor:
+        return piece(tensor, axis, share.place, share.tensor)
+
+    def of_heads(tensor: Tensor) -> Tensor:
+        return piece(tensor, 0, share.place // copies, parts)
+
+    def cut(name: str, tensor: Tensor) -> Tensor:
+        product, _, kind = name.rpartition(".")
+        product = product.rpartition(".")[2]
+        match product:
+            case "q_proj" | "gate_proj" | "up_proj" | "w1" | "w3":
+                return own(tensor)
+            case "k_proj" | "v_proj":
+                return of_heads(tensor)
+            case "o_proj" | "down_proj" | "w2":
+                return own(tensor, 1) if kind == "weight" else tensor
+            case "qkv_proj":
+                sizes = [whole.num_heads * dim, whole.num_kv_heads * dim, whole.num_kv_heads * dim]
+                q, k, v = torch.split(tensor, sizes)
+                return torch.cat([own(q), of_heads(k), of_heads(v)])
+            case "gate_up_proj":
+                return torch.cat([own(half) for half in tensor.chunk(2)])
+            case "embed_tokens" | "lm_head":
+                mine = share.tokens(whole.vocab_size)
+                return tensor[mine.start : mine.stop]
+        return tensor
+
+    return cut

@@ -1,0 +1,93 @@
+"""What rank 0 and the other ranks of a replica send each other, over a socket pair that a rank inherits."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from inferd.config import ModelConfig
+from inferd.native.paged_attention import AttentionKind
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """The first message: what a rank loads."""
+
+    config: ModelConfig
+    folder: str
+    rank: int
+    store: str  # the file where the ranks find each other
+    num_threads: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """A rank's answer to ``Begin``: what it has."""
+
+    digest: bytes  # of the checkpoint's files
+    weights_bytes: int
+    num_parameters: int  # of the tensors that it has a part of
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    """A rank's answer to ``Serve``: it has met the others."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A rank's answer to ``Begin``: why it could not load its share."""
+
+    message: str
+    param: str | None
+
+
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """The size of the KV cache, and what computes attention over it. Plans follow."""
+
+    num_blocks: int
+    attention: AttentionKind
+
+
+class StepPlan(msgspec.Struct, frozen=True, tag=True):
+    """One step: blocks to copy first, and the arrays of a ``FlatBatch`` of T rows and S sequences."""
+
+    copies: list[tuple[int, int]]
+    num_sequences: int
+    by_row: bytes  # int64 [3, T]: tokens, positions, slots
+    by_sequence: bytes  # int32 [2 S + 1]: query_start, seq_len
+    table: bytes  # int32 [S, blocks]
+
+
+class LogitsPlan(msgspec.Struct, frozen=True, tag=True):
+    """Logits of some hidden states, for the ranks that have a part of the output layer."""
+
+    hidden: bytes  # [R, hidden] in the model's number format
+
+
+Plan = StepPlan | LogitsPlan
+ToRank = Begin | Serve | StepPlan | LogitsPlan
+FromRank = Loaded | Joined | Failed
+
+_encode = msgspec.msgpack.Encoder().encode
+_to_rank = msgspec.msgpack.Decoder(ToRank)
+_from_rank = msgspec.msgpack.Decoder(FromRank)
+
+
+def send(connection: Connection, message: ToRank | FromRank) -> None:
+    """Raises OSError where the other end is closed."""
+    connection.send_bytes(_encode(message))
+
+
+def encoded(message: ToRank) -> bytes:
+    """For sending one message to several ranks."""
+    return _encode(message)
+
+
+def from_lead(connection: Connection) -> ToRank:
+    """Raises EOFError where rank 0 has ended."""
+    message: ToRank = _to_rank.decode(connection.recv_bytes())
+    return message
+
+
+def from_rank(connection: Connection) -> FromRank:
+    """Raises EOFError where the rank has ended."""
+    message: FromRank = _from_rank.decode(connection.recv_bytes())
+    return message

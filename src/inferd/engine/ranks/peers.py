@@ -1,0 +1,64 @@
+"""The messages between ranks within a step, over torch.distributed's gloo.
+
+Partial sums are gathered and added here in the order of the ranks. A ring's order would depend on the number of rows,
+so a row's result would depend on the rest of its batch.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from inferd.engine.model.share import Share
+
+_HOST = "127.0.0.1"
+
+
+class GlooPeers:
+    """Implements ``Peers`` for the ranks of one machine."""
+
+    def __init__(self, share: Share, store: Store, timeout_s: float) -> None:
+        """``store``: where the ranks find each other; ``timeout_s``: the longest that one waits for another."""
+        self._share, self._store, self._timeout = share, store, timedelta(seconds=timeout_s)
+        self._stage: ProcessGroupGloo | None = None
+        self._pairs: dict[int, ProcessGroupGloo] = {}  # by the other rank
+
+    def join(self) -> None:
+        """Meet the other ranks, which call this too. Raises RuntimeError where they do not in time."""
+        share = self._share
+        if share.tensor > 1:
+            self._stage = self._group(f"stage {share.stage}", share.place, share.tensor)
+        for one, other in share.links():
+            if share.rank in (one, other):
+                group = self._group(f"{one} and {other}", int(share.rank == other), 2)
+                self._pairs[other if share.rank == one else one] = group
+
+    def _group(self, name: str, rank: int, size: int) -> ProcessGroupGloo:
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [ProcessGroupGloo.create_device(hostname=_HOST)]
+        options._timeout = self._timeout
+        return ProcessGroupGloo(PrefixStore(name, self._store), rank, size, options)
+
+    def sum(self, partial: Tensor) -> Tensor:
+        parts = self.gather(partial)
+        total = parts[0] + parts[1]
+        for part in parts[2:]:
+            total += part
+        return total
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        assert self._stage is not None, "join() was not called"
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self._share.tensor)]
+        self._stage.allgather([parts], [part]).wait()  # type: ignore[attr-defined]
+        return parts
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        self._pairs[rank].send([tensor.contiguous()], int(rank > self._share.rank), 0).wait()  # type: ignore[attr-defined]
+
+    def receive(self, into: Tensor, rank: int) -> Tensor:
+        self._pairs[rank].recv([into], int(rank > self._share.rank), 0).wait()  # type: ignore[attr-defined]
+        return into

@@ -1,0 +1,233 @@
+"""A model divided among ranks computes what one process computes. The ranks are threads that talk over gloo."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig
+from inferd.engine.model.llama import LlamaDecoder
+from inferd.engine.model.load import load_model
+from inferd.engine.model.share import ALONE, Share, check_layout
+from inferd.engine.ranks.peers import GlooPeers
+from inferd.engine.ranks.rank import cache_of, load_share
+from inferd.errors import ModelLoadError
+from inferd.native.attention import FlatBatch
+from inferd.native.paged_attention import create_attention
+
+PROMPT = [3 + 7 * i % 90 for i in range(37)]
+ANSWER = 8  # tokens that are decoded one by one
+EVERYDAY = ("llama-biases", "qwen3", "gemma2", "phi3", "mixtral")
+OTHERS = (
+    *("llama2-mha", "llama3-tied", "mistral-window", "qwen2", "qwen2-window", "qwen3-moe", "gemma3"),
+    *("phi4-partial", "smollm3", "granite"),
+)
+LAYOUTS = ((2, 1), (1, 3), (2, 2))
+CPU = torch.device("cpu")
+
+
+def batch_of(tokens: list[int], start: int) -> FlatBatch:
+    """The rows from ``start`` on of one sequence, whose blocks are 0, 1, ..."""
+    positions = list(range(start, len(tokens)))
+    return FlatBatch(
+        token_ids=torch.tensor(tokens[start:]),
+        positions=torch.tensor(positions),
+        query_start=torch.tensor([0, len(positions)], dtype=torch.int32),
+        seq_len=torch.tensor([len(tokens)], dtype=torch.int32),
+        block_table=torch.arange(-(-len(tokens) // 16), dtype=torch.int32).unsqueeze(0),
+        slots=torch.tensor(positions),
+        num_sequences=1,
+    )
+
+
+class Meeting:
+    """Where ranks learn the tokens of rank 0."""
+
+    def __init__(self, count: int) -> None:
+        self.tokens: list[int] = []
+        self.barrier = threading.Barrier(count)
+
+
+def answer_of(
+    decoder: LlamaDecoder, config: ModelConfig, peers: GlooPeers | None = None, meet: Meeting | None = None
+) -> tuple[list[int], Tensor]:
+    """Greedy tokens after the prompt, and the logits of all rows. Every rank calls it; those of rank 0 count."""
+    cache = cache_of(decoder, config, 8)
+    tokens, found, start = list(PROMPT), [], 0
+    share = decoder.share
+    with torch.inference_mode():
+        for _ in range(ANSWER):
+            batch = batch_of(tokens, start)
+            hidden = decoder.forward(batch, create_attention("auto", cache, batch))
+            start = len(tokens)
+            logits = torch.zeros(1, decoder.config.vocab_size)
+            if share.is_first:  # rank 0 has the hidden states of the last stage, and sends them to its own
+                if share.pipeline > 1 and share.tensor > 1:
+                    assert peers is not None
+                    hidden = peers.gather(hidden)[0]
+                logits = decoder.logits(hidden)
+                found.append(logits)
+            if meet is not None:  # the token reaches every rank
+                if share.rank == 0:
+                    tokens.append(int(logits[-1].argmax()))
+                    meet.tokens.append(tokens[-1])
+                meet.barrier.wait(30)
+                if share.rank:
+                    tokens.append(meet.tokens[-1])
+                meet.barrier.wait(30)
+            else:
+                tokens.append(int(logits[-1].argmax()))
+    return tokens[len(PROMPT) :], torch.cat(found) if found else torch.empty(0)
+
+
+def alone(folder: Path, config: ModelConfig) -> tuple[list[int], Tensor]:
+    decoder = load_model(folder, dtype=config.dtype, device=CPU, quantization=config.quantization)
+    assert isinstance(decoder, LlamaDecoder)
+    return answer_of(decoder, config)
+
+
+def divided(folder: Path, config: ModelConfig) -> tuple[list[int], Tensor, list[LlamaDecoder]]:
+    """What rank 0 finds, and the decoders of all ranks."""
+    parallel, store, meet = config.parallel, HashStore(), Meeting(config.parallel.count)
+
+    def rank(number: int) -> tuple[tuple[list[int], Tensor], LlamaDecoder]:
+        decoder, peers = load_share(folder, config, Share(number, parallel.tensor, parallel.pipeline), store)
+        peers.join()
+        return answer_of(decoder, config, peers, meet), decoder
+
+    with ThreadPoolExecutor(parallel.count) as pool:
+        results = list(pool.map(rank, range(parallel.count)))
+    return *results[0][0], [decoder for _, decoder in results]
+
+
+def configured(tensor: int, pipeline: int, **settings: object) -> ModelConfig:
+    parallel = ParallelConfig(tensor=tensor, pipeline=pipeline)
+    return ModelConfig(source="m", parallel=parallel, hang_timeout_s=10, **{"dtype": "float32", **settings})  # type: ignore[arg-type]
+
+
+def check_family(name: str, folder: Path, families: ModuleType) -> None:
+    families.write_checkpoint(name, folder)
+    ids, logits = alone(folder, configured(1, 1))
+    for tensor, pipeline in LAYOUTS:
+        found_ids, found, _ = divided(folder, configured(tensor, pipeline))
+        assert found_ids == ids, (tensor, pipeline)
+        if tensor == 1:
+            assert torch.equal(found, logits), "stages change no bit"
+        else:
+            assert float((found - logits).abs().max()) <= 1e-5 * float(logits.abs().max())
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_divided_families_answer_as_one_process(name: str, tmp_path: Path, families: ModuleType) -> None:
+    check_family(name, tmp_path, families)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_divided_families_answer_as_one_process(name: str, tmp_path: Path, families: ModuleType) -> None:
+    check_family(name, tmp_path, families)
+
+
+@pytest.mark.soak  # gloo takes up to ten seconds to connect more than three
+def test_more_ranks_than_key_value_heads_have_copies_of_them(tmp_path: Path, families: ModuleType) -> None:
+    families.write_checkpoint("qwen3", tmp_path)  # 4 heads, 2 key-value heads
+    ids, logits = alone(tmp_path, configured(1, 1))
+    found_ids, found, decoders = divided(tmp_path, configured(4, 1))
+    assert found_ids == ids
+    assert float((found - logits).abs().max()) <= 1e-5 * float(logits.abs().max())
+    assert [decoder.part.num_kv_heads for decoder in decoders] == [1, 1, 1, 1]
+    assert torch.equal(decoders[0].layers[0].qkv.weight[16:], decoders[1].layers[0].qkv.weight[16:])
+    assert not torch.equal(decoders[0].layers[0].qkv.weight[16:], decoders[2].layers[0].qkv.weight[16:])
+
+
+@pytest.mark.parametrize("settings", [{"kv_cache": KVCacheConfig(dtype="int8")}, {"quantization": "int8"}])
+def test_integers_and_8_bit_caches_are_divided(
+    settings: dict[str, object], tmp_path: Path, families: ModuleType
+) -> None:
+    """Stages change no bit; parts of a layer have scales of their own, so their logits are near."""
+    families.write_checkpoint("qwen3", tmp_path)
+    ids, logits = alone(tmp_path, configured(1, 1, **settings))
+    found_ids, found, _ = divided(tmp_path, configured(1, 3, **settings))
+    assert found_ids == ids
+    assert torch.equal(found, logits)
+    _, found, _ = divided(tmp_path, configured(2, 1, **settings))
+    prompt = len(PROMPT)
+    apart = (found[:prompt] - logits[:prompt]).norm() / logits[:prompt].norm()
+    assert float(apart) < 0.1
+
+
+def test_a_rank_reads_and_holds_its_own_part(tmp_path: Path, families: ModuleType) -> None:
+    """Together the ranks read each divided byte once, and norms and biases once each."""
+    families.write_checkpoint("llama2-mha", tmp_path)
+    whole = load_model(tmp_path, dtype="float32", device=CPU)
+    assert isinstance(whole, LlamaDecoder)
+    norms = (2 * whole.config.num_layers + 1) * whole.config.hidden_size * 4
+    for tensor, pipeline in ((2, 1), (1, 3), (2, 3)):
+        _, _, decoders = divided(tmp_path, configured(tensor, pipeline))
+        assert sum(decoder.read_bytes for decoder in decoders) == whole.read_bytes + (tensor - 1) * norms
+        assert sum(decoder.weights_bytes for decoder in decoders) == whole.weights_bytes + (tensor - 1) * norms
+        if pipeline == 1:  # 97 tokens do not divide: the first parts have one more
+            row = 2 * whole.config.hidden_size * 4
+            for decoder in decoders:
+                assert decoder.read_bytes <= (whole.read_bytes - norms) / tensor + norms + tensor * row
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "pipeline", "said"),
+    [
+        (
+            "qwen3",
+            3,
+            1,
+            "parallel.tensor is 3, but the model's 4 attention heads do not divide by it. Take one of 2, 4.",
+        ),
+        ("qwen3", 1, 4, "parallel.pipeline is 4, but the model has 3 layers"),
+        ("olmo2", 2, 1, "Take pipeline instead"),
+        ("gpt2", 2, 1, "cannot be divided among ranks yet"),
+    ],
+)
+def test_layouts_that_are_not_possible_are_refused(
+    name: str, tensor: int, pipeline: int, said: str, tmp_path: Path, families: ModuleType
+) -> None:
+    families.write_checkpoint(name, tmp_path)
+    dims = load_model(tmp_path, dtype="float32", device=CPU).config
+    with pytest.raises(ModelLoadError) as refused:
+        check_layout(configured(tensor, pipeline), dims)
+    assert said in refused.value.message
+    assert refused.value.param == "parallel"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "cuda"}, "Set device to cpu"),
+        ({"adapters": {"a": "folder"}}, "adapters do not work with ranks yet"),
+    ],
+)
+def test_what_does_not_work_with_ranks_is_refused(
+    settings: dict[str, object], said: str, tmp_path: Path, families: ModuleType
+) -> None:
+    families.write_checkpoint("qwen3", tmp_path)
+    dims = load_model(tmp_path, dtype="float32", device=CPU).config
+    with pytest.raises(ModelLoadError) as refused:
+        check_layout(configured(2, 1, **settings), dims)
+    assert said in refused.value.message
+
+
+def test_quantised_checkpoints_are_divided_by_layers_only(tmp_path: Path, families: ModuleType) -> None:
+    families.write_checkpoint("qwen3", tmp_path)
+    dims = load_model(tmp_path, dtype="float32", device=CPU).config
+    check_layout(configured(1, 3), dims, is_quantised=True)
+    with pytest.raises(ModelLoadError, match="only numbers are divided so far"):
+        check_layout(configured(2, 1), dims, is_quantised=True)
+
+
+def test_one_rank_alone_is_the_whole_model() -> None:
+    assert (ALONE.count, ALONE.is_first, ALONE.is_last) == (1, True, True)
