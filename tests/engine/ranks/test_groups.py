@@ -18,6 +18,7 @@ from inferd.engine.ranks.lead import Lead
 from inferd.llm import LLM
 from inferd.registry.source import resolve
 from inferd.types import SamplingParams
+from inferd.worker.log_lines import record_line
 
 PROMPTS = ["Once upon a time", "Once upon a time there was a", "The little dog", "1 + 1 ="] * 2
 
@@ -70,11 +71,15 @@ def lead(tmp_path: Path) -> Iterator[tuple[Lead, threading.Event]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_the_group(lead: tuple[Lead, threading.Event], number: signal.Signals) -> None:
+def test_a_lost_rank_ends_the_group(
+    lead: tuple[Lead, threading.Event], number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
     made, ended = lead
     watching = threading.Thread(target=made.watch)
     watching.start()
     os.kill(made.pids[0], number)
     until(ended.is_set)
     watching.join()
+    (line,) = [record for record in caplog.records if "the replica ends with all its ranks" in record.message]
+    assert record_line(line, "m/0"), "the worker's log takes the record"
     until(lambda: not Path(f"/proc/{made.pids[0]}/fd/0").exists())

@@ -174,8 +174,8 @@ class Lead:
         """A failure within ends the group: the ranks no longer agree on what is computed next."""
         try:
             yield
-        except Exception:
-            self._lose("rank 0 failed in a step", with_trace=True)
+        except Exception as error:
+            self._lose("rank 0 failed in a step", error)
             raise
 
     # -- the end ----------------------------------------------------------------------------
@@ -191,14 +191,16 @@ class Lead:
                 elif look.is_lost():
                     self._lose(f"rank {rank} (process {process.pid}) is stopped")
 
-    def _lose(self, why: str, *, with_trace: bool = False) -> None:
+    def _lose(self, why: str, error: Exception | None = None) -> None:
         if self._is_leaving.is_set():
             return
         self._is_leaving.set()
-        _log.critical("%s; the replica ends with all its ranks", why, exc_info=with_trace)
-        self._kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._end()
+        try:
+            _log.critical("%s; the replica ends with all its ranks", why, exc_info=error)
+            self._kill()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        finally:  # whatever fails above, a group without one of its ranks must not stay
+            self._end()
 
     def _kill(self) -> None:
         for process in self._processes:
