@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from inferd.jobs import machine
 from inferd.jobs import run as run_module
 from inferd.jobs.batch import Batch, Tokens
 from inferd.jobs.folder import Disk, Folder
+from inferd.jobs.results import Answer
 from inferd.jobs.rows import ROW_BYTES, Query
 from inferd.jobs.runner import Runner
 from inferd.jobs.store import LeaseLost
@@ -71,6 +74,47 @@ async def test_every_request_is_answered_in_the_order_of_the_lines(site: Site) -
         answered = [event for event in site.told if isinstance(event, LinesAnswered)]
         assert sum(event.num_done for event in answered) == 16
         assert [event for event in site.told if isinstance(event, BatchEnded)] == [BatchEnded(status="completed")]
+
+
+class Slow(Echo):
+    async def ask(self, batch: Batch, body: bytes, request_id: str, note: Callable[[str], None]) -> Answer:
+        answer = await super().ask(batch, body, request_id, note)
+        await asyncio.sleep(0.05)
+        return answer
+
+
+class WaitingDisk(Disk):
+    """Writes only after another request was asked, as long as there are more."""
+
+    def __init__(self, sender: Echo, most: int) -> None:
+        self._sender = sender
+        self._most = most
+        self.num_waits = 0
+
+    def write(self, descriptor: int, data: bytes, offset: int) -> None:
+        before = self._sender.asked.total()
+        if 0 < before < self._most:  # 0: it is the upload
+            self.num_waits += 1
+            end = time.monotonic() + 30
+            while self._sender.asked.total() == before:
+                assert time.monotonic() < end, "no request is asked while answers are written"
+                time.sleep(0.005)
+        super().write(descriptor, data, offset)
+
+
+@in_loop
+async def test_requests_are_asked_while_answers_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "MAX_AHEAD", 64)
+    site = Site(tmp_path, f"sqlite://{tmp_path}/state.db", max_in_flight=4)
+    sender = Slow()
+    disk = WaitingDisk(sender, 100)
+    async with site.server(disk=disk) as server:
+        server.sender = sender
+        await site.add(server, lines(100))
+        batch = await server.work()
+        assert batch.status == "completed"
+        assert ids_of(site.results(batch)[0]) == [f"r{number}" for number in range(100)]
+        assert disk.num_waits
 
 
 async def killed_at(tmp_path: Path, number: int, content: bytes) -> tuple[bool, bytes, bytes]:

@@ -116,6 +116,7 @@ class Run:
         self._changed = asyncio.Event()
         self._is_read = False  # to its end
         self._is_full = False  # the tenant's bytes are used up
+        self._committing: asyncio.Task[None] | None = None
         self._committed_at = 0.0
         self._looked_at = 0.0
         self._note = ""
@@ -142,6 +143,9 @@ class Run:
             for held in self._held:
                 if held.task is not None:
                     held.task.cancel()
+            if self._committing is not None:
+                self._committing.cancel()
+                await asyncio.gather(self._committing, return_exceptions=True)
             results.close()
         await self._finish()
 
@@ -187,18 +191,23 @@ class Run:
     # -- its lines --------------------------------------------------------------------------
 
     async def _step(self, lines: Lines, reading: Reading, results: Results) -> None:
-        """Ask what there is room for, commit what is answered, and wait for more."""
+        """Ask what there is room for, begin to commit what is answered, and wait for more.
+
+        Requests are asked while a commit waits for the disk, so that the model is not idle meanwhile.
+        """
         self._changed.clear()
-        await self._look()
+        if self._committing is None:  # else the batch is being changed
+            await self._look()
         await self._feed(lines, reading)
-        if self._is_due():
-            await self._commit(results)
-            return
-        if self.batch.num_answered >= self.batch.total:
-            return
+        if self._committing is None and self._is_due():
+            self._committing = asyncio.get_running_loop().create_task(self._commit(results))
+            self._committing.add_done_callback(lambda _: self._changed.set())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TICK_S):
                 await self._changed.wait()
+        if self._committing is not None and self._committing.done():
+            committed, self._committing = self._committing, None
+            committed.result()
 
     async def _look(self) -> None:
         """See from time to time whether it was cancelled, has expired, or its key has."""
