@@ -113,7 +113,7 @@ def size_of(request: GenerateRequest) -> int:
     if isinstance(prompt, TextPrompt):
         return len(prompt.text)
     if isinstance(prompt, Chat):
-        return sum(len(str(message.get("content") or "")) for message in prompt.messages) + 256 * len(
+        return sum((len(str(message.get("content") or "")) for message in prompt.messages), 0) + 256 * len(
             prompt.tools or ()
         )
     return 4 * len(prompt.token_ids)
