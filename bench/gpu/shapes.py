@@ -61,7 +61,7 @@ class RandomWeights(Weights):
         self._layouts, self._where, self._read = {}, {}, set()
         self._forms = Counter()
         self._asked = self._prefix = ""
-        self.num_parameters = self.num_bytes = 0
+        self.num_parameters = self.num_bytes = self.read_bytes = 0
 
     def __contains__(self, name: str) -> bool:
         return True

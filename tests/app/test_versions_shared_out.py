@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import yaml
 from tests.app.test_replaced_files import BODY, inferd, put
 from tests.predict.live import serving
 
@@ -76,7 +77,9 @@ def test_requests_are_shared_out_by_weight_and_stay_with_a_session(
 
         # A change of weights takes nothing away and delays no request.
         file = tmp_path / "inferd.yaml"
-        file.write_text(file.read_text().replace("75", "0"))
+        config = yaml.safe_load(file.read_text())
+        config["models"]["m"]["versions"]["weights"] = {3: 0, 4: 100}
+        file.write_text(yaml.safe_dump(config))
         code, shown = inferd("reload")
         assert (code, "m: versions changed" in shown, "replica" in shown) == (0, True, False), shown
         assert {said("m", **{"x-session-id": session}) for session in seen} == {"4"}
