@@ -265,6 +265,17 @@ def test_calls_of_a_notation_are_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOTATIONS)
+def test_an_answer_may_end_anywhere_behind_a_call(name: str) -> None:
+    """As at ``max_tokens``: the answer that ends behind a comma between calls raised an error."""
+    notation, one, two = NOTATIONS[name]
+    separator = notation.calls.separator.strip() if notation.calls is not None else ""
+    for text in (one + two)[len(one) :], separator, separator + " ":
+        for end in range(len(text) + 1):
+            found = parse(notation, [one + text[:end]])
+            assert (found.calls[0][0], json.loads(found.calls[0][1])) == ("f", ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
 def test_arguments_are_returned_as_they_are_generated(name: str) -> None:
     notation, one, _ = NOTATIONS[name]
     parser = AnswerParser(notation, tools=TOOLS)

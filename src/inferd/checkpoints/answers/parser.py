@@ -242,8 +242,8 @@ class AnswerParser:
             try:
                 yield from self._section(calls)
             except _NotACall:
-                held, self._held = self._held or "", None
-                self._say(held[0], self._text)
+                held, self._held = self._held or "", None  # empty: the answer ended behind a separator of calls
+                self._say(held[:1], self._text)
                 self._unread(held[1:])
         self._end_text()
 
