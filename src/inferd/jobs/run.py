@@ -134,7 +134,7 @@ class Run:
             with file:
                 reading = Reading(self.batch.endpoint, self._max_line_bytes, found.model, found.repeated)
                 lines = Lines(file, self.batch.place, self._max_line_bytes)
-                while self.batch.num_answered < self.batch.total:
+                while self.batch.num_answered < self.batch.total or self._committing is not None:
                     await self._step(lines, reading, results)
                     if self._is_read and not self._held and self.batch.num_answered < self.batch.total:
                         await self._lost("input_file_changed", "The input file has fewer lines than before.")
@@ -347,9 +347,6 @@ class Run:
             tokens=tokens,
         )
         await self._change(lambda batch: machine.advanced(batch, progress, self.lease.fence))
-        for _ in range(num_held):
-            self._held_bytes -= self._held.popleft().size
-        self._committed_at = clock.now()
         self._tell(LinesAnswered(num_done=progress.num_done, num_failed=progress.num_failed))
         if not self.batch.ending and not await self._persistently(lambda: self._store.has_room(self.lease.tenant)):
             self._is_full = True
@@ -358,6 +355,10 @@ class Run:
                 "delete some."
             )
             await self._change(lambda batch: machine.noted(batch, self._note))
+        # Only now is there room for more lines, so that a tenant's bytes are looked at before these are asked.
+        for _ in range(num_held):
+            self._held_bytes -= self._held.popleft().size
+        self._committed_at = clock.now()
 
     def _own_bytes(self, kind: Kind) -> int:
         """The bytes that count of what this lease has written."""
