@@ -53,6 +53,7 @@ class Server:
         settings = {"server": {"port": 0, "log_format": "json"}, "nodes": {"listen": "0.0.0.0:0"}, "models": models}
         (folder / "inferd.yaml").write_text(json.dumps(settings))
         self.folder = folder
+        self.nodes: list[subprocess.Popen[bytes]] = []
         self.env = {**os.environ, "INFERD_STATE__DATA_DIR": str(folder / "state")}
         self.log = folder / "log"
         with self.log.open("wb") as log:
@@ -82,6 +83,7 @@ class Server:
         words = [*on.prefix, *INFERD, "node", "--join", address, "--name", name]
         env = {**self.env, "INFERD_NODE_TOKEN": made["token"]}
         process = subprocess.Popen([*words, "--cache", str(self.folder / name)], env=env, stderr=subprocess.DEVNULL)
+        self.nodes.append(process)
         _until(lambda: f"node     {name} ready" in self.inferd("status"), f"{name} has joined")
         return process
 
@@ -157,6 +159,9 @@ def serving() -> Iterator[Server]:
         try:
             yield server
         finally:
+            for node in server.nodes:
+                node.kill()
+                node.wait()
             server.process.terminate()
             server.process.wait(60)
 
@@ -208,8 +213,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed.append("a loss was noticed after more than 1 s")
         if max(elsewhere for _, elsewhere in every) > 1.5:
             failed.append("streams went on after more than 1.5 s")
-        node.kill()
-        node.wait()
     for sentence in failed:
         print(f"failed: {sentence}", file=sys.stderr)
     return 1 if failed else 0

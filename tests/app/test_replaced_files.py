@@ -36,6 +36,13 @@ def put(path: Path, value: float) -> None:
     beside.replace(path)
 
 
+def put_versions(folder: Path, *numbers: int) -> None:
+    """Versions of a model below ``folder``/m, each of which answers with its number."""
+    for number in numbers:
+        (folder / "m" / str(number)).mkdir(parents=True)
+        put(folder / "m" / str(number) / "model.onnx", number)
+
+
 def inferd(*words: str) -> tuple[int, str]:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):

@@ -18,7 +18,7 @@ import onnx
 import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
-from tests.app.test_replaced_files import BODY, inferd, put
+from tests.app.test_replaced_files import BODY, inferd, put, put_versions
 from tests.predict.live import serving
 from tests.worker.watching import until_now
 
@@ -212,9 +212,7 @@ def test_a_killed_server_goes_on_with_its_rollout_and_promotes_it_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
-    for number in (1, 2):
-        (tmp_path / "m" / str(number)).mkdir(parents=True)
-        put(tmp_path / "m" / str(number) / "model.onnx", number)
+    put_versions(tmp_path, 1, 2)
     rollout = {
         "stable": 1,
         "new": 2,
@@ -273,9 +271,7 @@ def test_a_rollout_that_is_taken_out_of_the_file_of_a_killed_server_is_aborted_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
-    for number in (1, 2):
-        (tmp_path / "m" / str(number)).mkdir(parents=True)
-        put(tmp_path / "m" / str(number) / "model.onnx", number)
+    put_versions(tmp_path, 1, 2)
 
     def write(model: dict[str, Any]) -> None:
         file = {
@@ -325,9 +321,7 @@ def test_the_next_rollout_begins_without_a_request_to_an_older_version(
 ) -> None:
     """The promoted version takes the model's name, under load."""
     monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
-    for number in (1, 2, 3):
-        (tmp_path / "m" / str(number)).mkdir(parents=True)
-        put(tmp_path / "m" / str(number) / "model.onnx", number)
+    put_versions(tmp_path, 1, 2, 3)
     rollout = {"stable": 1, "new": 2, "steps": [{"weight": 100}], "start": "auto"}
     with serving(tmp_path, {"m": {"source": str(tmp_path / "m"), "rollout": rollout}}) as server:
         until_now(lambda: state_of("m") == "promoted", "the rollout is promoted")

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import yaml
-from tests.app.test_replaced_files import BODY, inferd, put
+from tests.app.test_replaced_files import BODY, inferd, put_versions
 from tests.predict.live import serving
 
 tritonclient = pytest.importorskip("tritonclient.grpc")
@@ -19,9 +19,7 @@ def test_requests_are_shared_out_by_weight_and_stay_with_a_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
-    for number in (3, 4):
-        (tmp_path / "m" / str(number)).mkdir(parents=True)
-        put(tmp_path / "m" / str(number) / "model.onnx", number)
+    put_versions(tmp_path, 3, 4)
     versions = {"policy": "all", "aliases": {"stable": 3}, "weights": {3: 75, 4: 25}}
     with (
         serving(tmp_path, {"m": {"source": str(tmp_path / "m"), "versions": versions}}, grpc_port=0) as server,
@@ -89,9 +87,7 @@ def test_a_version_that_cannot_be_loaded_gets_no_requests_until_its_file_is_repa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
-    for number in (3, 4):
-        (tmp_path / "m" / str(number)).mkdir(parents=True)
-        put(tmp_path / "m" / str(number) / "model.onnx", number)
+    put_versions(tmp_path, 3, 4)
     newest = tmp_path / "m" / "4" / "model.onnx"
     whole = newest.read_bytes()
     newest.write_bytes(whole[:-20])

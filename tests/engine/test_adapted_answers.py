@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.adapters import merged, write_adapter
-from tests.engine.speculation.speculating import always
+from tests.engine.speculation.speculating import always, run_guessing
 from tests.engine.test_engine import PROMPTS, Answer, make_request, run
 
 from inferd.answer_form import AnswerForm, Regex
@@ -255,17 +255,7 @@ def test_a_draft_model_changes_no_answer_of_an_adapter(
         for name in ("", "a", "b")
         for heat in (0.0, 1.0)
     ]
-    answers = {each.id: Answer() for each in requests}
-    for each in requests:
-        drafted.add(drafted.prepare(each), 1.0)
-    num_guessed = 0
-    while drafted.due(1.0) is not None:
-        outputs, stats = drafted.step(1.0)
-        num_guessed += stats.drafted_tokens
-        for output in outputs:
-            answers[output.request_id].take(output)
-    assert num_guessed
-    assert [answer.tokens() for answer in answers.values()] == [run(engine, each)[0].tokens() for each in requests]
+    assert run_guessing(drafted, requests) == [run(engine, each)[0].tokens() for each in requests]
     drafted.close()
 
 

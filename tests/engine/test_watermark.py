@@ -14,8 +14,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.speculation.speculating import always
-from tests.engine.test_engine import Answer, make_request, run
+from tests.engine.speculation.speculating import always, run_guessing
+from tests.engine.test_engine import make_request, run
 from transformers import WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import TemperatureLogitsWarper, WatermarkLogitsProcessor
 
@@ -154,17 +154,7 @@ def test_the_answer_is_the_same_in_a_crowd_when_guessed_and_when_continued(
     assert [answer.tokens() for answer in run(engine, *requests)] == expected
     drafted = load(tiny_model, key_file, speculation=SpeculationConfig(method="draft", draft=str(tiny_model)))
     always(drafted)
-    answers = {each.id: Answer() for each in requests}
-    for each in requests:
-        drafted.add(drafted.prepare(each), 1.0)
-    num_guessed = 0
-    while drafted.due(1.0) is not None:
-        outputs, stats = drafted.step(1.0)
-        num_guessed += stats.drafted_tokens
-        for output in outputs:
-            answers[output.request_id].take(output)
-    assert num_guessed
-    assert [answer.tokens() for answer in answers.values()] == expected
+    assert run_guessing(drafted, requests) == expected
     drafted.close()
     for cut in (0, 1, 7, 59):
         rest = msgspec.structs.replace(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from tests.engine.test_engine import Answer
+
 from inferd.engine.engine import Engine
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.draft_model import DraftModel
 from inferd.engine.speculation.draft_passes import Guess, Rule
 from inferd.engine.speculation.gain import Acceptance, BatchCost, Chances, Costs
 from inferd.engine.speculation.speculation import Speculation
+from inferd.types import GenerateRequest
 
 
 class Free(BatchCost):
@@ -125,3 +128,18 @@ class Prophet(DraftModel):
 
     def forget(self, sequence: Sequence) -> None:
         pass
+
+
+def run_guessing(engine: Engine, requests: list[GenerateRequest]) -> list[list[int]]:
+    """The tokens of requests that run together; some of them were guessed."""
+    answers = {each.id: Answer() for each in requests}
+    for each in requests:
+        engine.add(engine.prepare(each), 1.0)
+    num_guessed = 0
+    while engine.due(1.0) is not None:
+        outputs, stats = engine.step(1.0)
+        num_guessed += stats.drafted_tokens
+        for output in outputs:
+            answers[output.request_id].take(output)
+    assert num_guessed
+    return [answer.tokens() for answer in answers.values()]

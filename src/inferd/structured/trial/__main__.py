@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -28,6 +27,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from inferd.machine.parent import die_with
 from inferd.structured.trial.frames import TENANT_BYTES, read_frame, status_frame, write_frame
 from inferd.structured.trial.task import Task, TrialVocabulary, do
 
@@ -38,7 +38,6 @@ _LEAST_NICE: Final = 19
 _MOST_TENANTS: Final = 1000
 _LOOK_S: Final = 0.01  # between two looks at how long a trial has run
 _MOST_ASKED_S: Final = 0.3  # how long a trial asks the system for its share before it begins
-_PR_SET_PDEATHSIG: Final = 1
 
 _log = logging.getLogger("inferd.worker")
 
@@ -138,13 +137,13 @@ class _Waiting:
         channel = socket.socket(fileno=descriptors[0])
         budget = self._budget(data)
         ended, kept_open = os.pipe()
-        pid = os.fork()
+        parent, pid = os.getpid(), os.fork()
         if pid == 0:
             os.close(ended)
             self._control.close()
             for descriptor in self._trials:
                 os.close(descriptor)
-            _try(channel, self._vocabulary, self._limits, is_least=budget.left_s <= 0)
+            _try(channel, self._vocabulary, self._limits, parent, is_least=budget.left_s <= 0)
         os.close(kept_open)
         trial = _Trial(pid, channel, ended, budget, is_least=budget.left_s <= 0)
         self._trials[ended] = self._trials[channel.fileno()] = trial
@@ -165,11 +164,13 @@ class _Waiting:
         os.close(trial.ended)
 
 
-def _try(channel: socket.socket, vocabulary: TrialVocabulary, limits: Limits, *, is_least: bool) -> NoReturn:
+def _try(
+    channel: socket.socket, vocabulary: TrialVocabulary, limits: Limits, parent: int, *, is_least: bool
+) -> NoReturn:
     """The life of a trial's process."""
     code = DEFECT
     try:
-        _die_with_parent()
+        die_with(parent)
         os.setsid()  # where Linux groups processes by session (autogroup), its share counts against other groups
         until = time.monotonic() + _MOST_ASKED_S
         while is_least and not _give_least_share(os.getpid()) and time.monotonic() < until:
@@ -192,11 +193,6 @@ def _try(channel: socket.socket, vocabulary: TrialVocabulary, limits: Limits, *,
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _give_least_share(pid: int) -> bool:
