@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
@@ -26,10 +27,20 @@ from bench.report import markdown
 
 ASKED = {"model": "chat", "prompt": "Once", "max_tokens": 24, "ignore_eos": True}
 CALM_S, BUSY_S, START_S = 12.0, 30.0, 120.0
+LEAST_PART_S = 0.05
 
 
-def measured(folder: Path, source: str, *, spare: bool) -> tuple[float | None, float | None, int]:
-    """Seconds from the step to the start of a second replica, from there until it is ready, and failed requests."""
+class Measured(NamedTuple):
+    """One run; None: no second replica came. ``parts``: seconds of the parts of its load, by the log."""
+
+    decision_s: float | None
+    ready_s: float | None
+    failed: int
+    parts: dict[str, float] = {}
+
+
+def measured(folder: Path, source: str, *, spare: bool) -> Measured:
+    """A step of load on a server of its own."""
     scaling = {"min": 1, "max": 2, "spare": spare, "down_after_s": 600}
     model = {"source": source, "scaling": scaling, "scheduler": {"max_num_seqs": 1}}
     log = folder / "log"
@@ -53,15 +64,15 @@ def measured(folder: Path, source: str, *, spare: bool) -> tuple[float | None, f
         server.wait(60)
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     second = {
-        line["state"]: datetime.datetime.fromisoformat(line["ts"]).timestamp()
+        line["state"]: (datetime.datetime.fromisoformat(line["ts"]).timestamp(), line.get("load_s", {}))
         for line in reversed(lines)
         if line["event"] == "replica" and line["replica"] == 1
     }
-    started, ready = second.get("starting"), second.get("ready")
     failed = sum(status != 200 for status in statuses)
-    if started is None or ready is None:
-        return None, None, failed
-    return started - stepped_at, ready - started, failed
+    if "starting" not in second or "ready" not in second:
+        return Measured(None, None, failed)
+    started, (ready, parts) = second["starting"][0], second["ready"]
+    return Measured(started - stepped_at, ready - started, failed, parts)
 
 
 def loaded(url: str) -> tuple[float, list[int]]:
@@ -98,11 +109,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, is_held = [], True
     for spare in (False, True) * given.repeat:
         with tempfile.TemporaryDirectory() as folder:
-            decision_s, ready_s, failed = measured(Path(folder), given.source, spare=spare)
-        is_held = is_held and ready_s is not None and not failed
-        shown = ["-" if value is None else f"{value:.2f}" for value in (decision_s, ready_s)]
-        rows.append(["yes" if spare else "no", *shown, f"{failed}", f"{os.getloadavg()[0]:.0f}"])
-    print(markdown(["spare worker", "step to start, s", "start to ready, s", "failed", "load of the machine"], rows))
+            run = measured(Path(folder), given.source, spare=spare)
+        is_held = is_held and run.ready_s is not None and not run.failed
+        shown = ["-" if value is None else f"{value:.2f}" for value in (run.decision_s, run.ready_s)]
+        parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in run.parts.items() if seconds >= LEAST_PART_S)
+        rows.append(["yes" if spare else "no", *shown, parts, f"{run.failed}", f"{os.getloadavg()[0]:.0f}"])
+    head = ["spare worker", "step to start, s", "start to ready, s", "of it, s", "failed", "load of the machine"]
+    print(markdown(head, rows))
     return 0 if is_held else 1
 
 

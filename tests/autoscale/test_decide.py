@@ -47,6 +47,7 @@ def observations(draw: st.DrawFn) -> Seen:
         recent_per_s=draw(rates),
         rise_per_s2=draw(st.floats(0, 10)),
         served_per_s=known(st.floats(0.05, 50)),
+        took_s=known(st.floats(0.01, 20)),
         load=known(st.floats(0, 80)),
         load_now=known(st.floats(0, 80)),
         rate_long=known(rates),
@@ -171,6 +172,28 @@ def test_each_input_decides_with_its_numbers_in_the_reason() -> None:
         assert (decision.rule, decision.desired) == (name, count), decision
         assert any(letter.isdigit() for letter in decision.reason), decision
     assert decide(spec._replace(most=2), cases["stable"][0], Past(), NOW).reason.endswith("scaling.max allows 2")
+
+
+def test_a_backlog_counts_before_the_speed_of_a_replica_is_known() -> None:
+    spec = Spec(least=1, most=8)
+    seen = Seen(at=NOW, ready=1, limit=8, ready_s=5.0, waiting=7, in_flight=1, rate_per_s=0.5, took_s=1.0)
+    decision = decide(spec, seen, Past(), NOW)
+    assert (decision.rule, decision.desired) == ("backlog", 2), decision
+    assert decide(spec, seen._replace(waiting=2), Past(), NOW).desired == 1, "it ends before another replica is ready"
+    assert decide(spec, seen._replace(took_s=None), Past(), NOW).desired == 1
+
+
+@given(specs(), observations(), st.floats(0.1, 1))
+def test_the_bound_of_the_speed_asks_for_no_more_than_the_speed_would(spec: Spec, seen: Seen, part: float) -> None:
+    """A replica serves at most what its requests in work allow. Where its speed is known, ``took_s`` changes nothing."""
+    seen = seen._replace(served_per_s=None, oldest_wait_s=0.0, surge_per_s=0.0, recent_per_s=0.0, rise_per_s2=0.0)
+    if not seen.took_s or not seen.ready or not seen.in_flight:
+        return
+    speed = part * seen.in_flight / seen.ready / seen.took_s
+    guessed = max((need.replicas for need in needs_of(spec, seen) if need.name == "backlog"), default=0)
+    known = seen._replace(served_per_s=speed)
+    assert guessed <= max((need.replicas for need in needs_of(spec, known) if need.name == "backlog"), default=0)
+    assert needs_of(spec, known) == needs_of(spec, known._replace(took_s=None))
 
 
 def test_seventy_percent_duty_for_two_minutes_adds_one_replica() -> None:

@@ -75,6 +75,18 @@ def test_the_speed_of_a_replica_is_that_while_requests_wait() -> None:
     assert meter.served_per_s is None
 
 
+def test_the_seconds_of_a_request_are_those_without_waiting_ones() -> None:
+    meter = Meter()
+    for step in range(41):  # one ends each second, and another is in work for half of each second
+        meter.add(Sample(step * 0.25, 100, step // 4, 0, 1 + step % 4 // 2, 1, 1))
+    assert meter.took_s == pytest.approx(1.5 * 10 / (10 + 1))
+    for step in range(41, 400):  # requests wait: theirs are no seconds of one that finds a free replica
+        meter.add(Sample(step * 0.25, 1000, step // 4, 9, 1, 1, 1))
+    assert meter.took_s == pytest.approx(1.5 * 10 / (10 + 1))
+    meter.forget_speed()
+    assert meter.took_s is None
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 3)), min_size=2, max_size=300))
 def test_the_speed_is_that_of_the_shortest_time_that_says_enough(looks: list[tuple[int, bool, int]]) -> None:
     meter, ended, spans = Meter(), 0, list[tuple[float, int]]()

@@ -6,7 +6,8 @@ Every input says how many replicas it needs, and the largest of them counts:
 - ``panic``: the rate that the last seconds surely had, by the lower bound of a Poisson count, or the rate of a moment
   with more arrivals than the rate over a minute gives by chance.
 - ``backlog``: the waiting requests that will be left when a replica that is started now is ready, beside the arrivals
-  until then. A wait that ends before that is not shortened by another replica.
+  until then. A wait that ends before that is not shortened by another replica. Before a replica's speed is known, the
+  most that it can be is taken, so the number is not above what is needed.
 - ``forecast``: the rate at that time, if it grows on as it surely did.
 - ``wait``: one more than is ready, where requests wait for too long and the speed of a replica is not known yet. While
   the rate surely grows, the target of the wait is too long; else a wait that a new replica could shorten is.
@@ -83,6 +84,7 @@ class Seen(NamedTuple):
     recent_per_s: float = 0.0  # arrivals that the last moment probably had
     rise_per_s2: float = 0.0  # the growth of the rate that is beyond chance
     served_per_s: float | None = None  # by one replica while requests wait
+    took_s: float | None = None  # by a request that did not wait, at least
     load: float | None = None  # requests in work and waiting, the mean over a minute
     load_now: float | None = None  # over the last three seconds
     rate_long: float | None = None  # arrivals per second over two minutes; None also if other replicas were ready
@@ -228,16 +230,13 @@ def needs_of(spec: Spec, seen: Seen) -> tuple[Need, ...]:
         ahead = rate + seen.rise_per_s2 * ready_s
         text = f"{ahead:.3g} requests/s in {ready_s:.3g} s, of {each:.3g} that one replica serves"
         needs.append(Need("forecast", _ceil(ahead / (each * HIGH)), text))
-        if seen.waiting > seen.ready * each * spec.queue_s:
-            horizon_s = max(ready_s, spec.queue_s)
-            arriving = max(rate, seen.recent_per_s)
-            left = max(0.0, seen.waiting + (arriving - seen.ready * each) * horizon_s)
-            count = _ceil(arriving / each + left / (each * horizon_s)) if left else 0
-            text = f"{seen.waiting} waiting and {arriving:.3g} requests/s leave {left:.3g} in {horizon_s:.3g} s"
-            needs.append(Need("backlog", count, text))
-    elif seen.oldest_wait_s >= (spec.queue_s if seen.rise_per_s2 else max(spec.queue_s, min(ready_s, MAX_WAIT_S))):
-        text = f"a request has waited for {seen.oldest_wait_s:.3g} s, of {spec.queue_s:g} s"
-        needs.append(Need("wait", seen.ready + 1, text))
+        needs += _backlog(spec, seen, each, max(rate, seen.recent_per_s), ready_s)
+    else:
+        most = _most_per_s(seen)
+        needs += [] if most is None else _backlog(spec, seen, most, rate, ready_s)
+        if seen.oldest_wait_s >= (spec.queue_s if seen.rise_per_s2 else max(spec.queue_s, min(ready_s, MAX_WAIT_S))):
+            text = f"a request has waited for {seen.oldest_wait_s:.3g} s, of {spec.queue_s:g} s"
+            needs.append(Need("wait", seen.ready + 1, text))
     if spec.in_flight is not None and (seen.load is not None or seen.load_now is not None):
         load = max(seen.load or 0.0, seen.load_now or 0.0)
         text = f"{load:.3g} requests in work or waiting, of {spec.in_flight:g} for a replica"
@@ -249,6 +248,25 @@ def needs_of(spec: Spec, seen: Seen) -> tuple[Need, ...]:
         text = f"replicas worked {100 * duty:.0f} % of two minutes, of {100 * spec.duty:g} %"
         needs.append(Need("duty", count, text))
     return tuple(needs)
+
+
+def _backlog(spec: Spec, seen: Seen, each: float, arriving: float, ready_s: float) -> list[Need]:
+    """What the waiting requests need, where a replica serves ``each`` requests per second; none: they wait briefly."""
+    if seen.waiting <= seen.ready * each * spec.queue_s:
+        return []
+    horizon_s = max(ready_s, spec.queue_s)
+    left = max(0.0, seen.waiting + (arriving - seen.ready * each) * horizon_s)
+    count = _ceil(arriving / each + left / (each * horizon_s)) if left else 0
+    text = f"{seen.waiting} waiting and {arriving:.3g} requests/s leave {left:.3g} in {horizon_s:.3g} s"
+    return [Need("backlog", count, text)]
+
+
+def _most_per_s(seen: Seen) -> float | None:
+    """Requests per second that one replica serves at most, by Little's law: those that it works at, over the seconds
+    that one takes where none waits. A fuller replica is not faster for each. None: not known."""
+    if not seen.took_s or not seen.ready or not seen.in_flight:
+        return None
+    return seen.in_flight / seen.ready / seen.took_s
 
 
 def _duty(seen: Seen) -> float | None:

@@ -1,7 +1,8 @@
 """What is observed of one model: samples of its counts, as rates and means of windows. Pure: time is an argument.
 
 A replica's speed is measured only between two samples with waiting requests: without them the rate of ends is that of
-arrivals. A gap between samples begins everything but the speed anew.
+arrivals. The seconds that a request takes are measured only between two samples without waiting ones, and give a bound
+of the speed before it is known. A gap between samples begins everything but these two anew.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ SOUND_ENDS: Final = 5
 """Ends while requests waited, below which the speed of a replica is not known."""
 
 SPEED_S: Final = 30.0
-"""Seconds of a replica's work, with requests waiting, that its speed is measured over."""
+"""Seconds of a replica's work, with requests waiting, that its speed is measured over; likewise of requests' work, with
+none waiting, that their seconds are measured over."""
 
 
 class Sample(NamedTuple):
@@ -67,6 +69,29 @@ def pause_s(number: int) -> float:
     return LOOK_S * (0.75 + 0.5 * (number * _GOLDEN % 1.0))
 
 
+class _Ends:
+    """How much work there is to an end, over the last ``SPEED_S`` seconds of work. Slow work keeps a longer time, so that
+    there are enough ends."""
+
+    def __init__(self) -> None:
+        self._noted: deque[tuple[float, int]] = deque()
+        self.work_s = 0.0
+        self.number = 0
+
+    def note(self, work_s: float, number: int) -> None:
+        self._noted.append((work_s, number))
+        self.work_s += work_s
+        self.number += number
+        while self.work_s - self._noted[0][0] >= SPEED_S and self.number - self._noted[0][1] >= SOUND_ENDS:
+            old_s, old = self._noted.popleft()
+            self.work_s -= old_s
+            self.number -= old
+
+    @property
+    def is_sound(self) -> bool:
+        return self.number >= SOUND_ENDS and self.work_s > 0
+
+
 class Meter:
     """The samples of one model over two minutes."""
 
@@ -75,9 +100,8 @@ class Meter:
         self._times: list[float] = []  # of the points
         self._same_since = 0.0  # of the number of ready replicas
         self._waiting_since: float | None = None
-        self._speeds: deque[tuple[float, int]] = deque()  # replica-seconds with waiting requests, and ends in them
-        self._work_s = 0.0
-        self._num_ends = 0
+        self._crowded = _Ends()  # by replica-seconds with waiting requests
+        self._uncrowded = _Ends()  # by request-seconds without waiting ones
 
     def add(self, sample: Sample) -> None:
         """Take the next sample."""
@@ -95,7 +119,9 @@ class Meter:
                 load_s = before.load_s + span_s * (last.waiting + last.in_flight)
                 busy_s = before.busy_s + span_s * last.busy
                 if last.waiting and sample.waiting and min(last.ready, sample.ready):
-                    self._note_speed(span_s * last.ready, sample.ended - last.ended)
+                    self._crowded.note(span_s * last.ready, sample.ended - last.ended)
+                elif not last.waiting and not sample.waiting:
+                    self._uncrowded.note(span_s * last.in_flight, sample.ended - last.ended)
         if not sample.waiting:
             self._waiting_since = None
         elif self._waiting_since is None or not self._points:
@@ -108,25 +134,22 @@ class Meter:
 
     def forget_speed(self) -> None:
         """The model is another one now."""
-        self._speeds.clear()
-        self._work_s, self._num_ends = 0.0, 0
-
-    def _note_speed(self, work_s: float, num_ends: int) -> None:
-        self._speeds.append((work_s, num_ends))
-        self._work_s += work_s
-        self._num_ends += num_ends
-        # A slow model keeps a longer time, so that there are enough ends.
-        while self._work_s - self._speeds[0][0] >= SPEED_S and self._num_ends - self._speeds[0][1] >= SOUND_ENDS:
-            old_s, old_ends = self._speeds.popleft()
-            self._work_s -= old_s
-            self._num_ends -= old_ends
+        self._crowded, self._uncrowded = _Ends(), _Ends()
 
     @property
     def served_per_s(self) -> float | None:
         """Requests per second of one replica while others wait; None: too few were measured."""
-        if self._num_ends < SOUND_ENDS or self._work_s <= 0:
+        return self._crowded.number / self._crowded.work_s if self._crowded.is_sound else None
+
+    @property
+    def took_s(self) -> float | None:
+        """Seconds that a request takes at least, by those that did not wait; None: too few were measured.
+
+        Little's law. Those that are still in work count as ended, so the mean is not above that of whole requests.
+        """
+        if not self._uncrowded.is_sound:
             return None
-        return self._num_ends / self._work_s
+        return self._uncrowded.work_s / (self._uncrowded.number + self._points[-1].sample.in_flight)
 
     def measured(self, seen: Seen) -> Seen:
         """An observation with the rates and means of the samples until now."""
@@ -155,6 +178,7 @@ class Meter:
             recent_per_s=max(burst, *(self._lower_rate(seconds, 1.0) for seconds in RECENT_S)),
             rise_per_s2=rise,
             served_per_s=self.served_per_s,
+            took_s=self.took_s,
             load=self._means(STABLE_S)[0] if is_sound else None,
             load_now=load_now,
             busy_now=busy_now,
