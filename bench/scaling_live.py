@@ -1,7 +1,10 @@
-"""A step of load on a real server whose model may have two replicas: ``python -m bench.scaling_live``.
+"""A step of load on a real server whose model may have two replicas, and requests of a model that has none:
+``python -m bench.scaling_live``.
 
 One client asks twice in a second, and then six ask without a pause. The server's log tells when the second replica was
-started, and when it was ready, with a spare worker and without one. The times are those of this machine as it is: its
+started, and when it was ready, with a spare worker and without one. Then a model with ``min: 0`` is asked while it has
+no replica, and while it has one: what the first answer took after the log said ready, less what the second one took,
+is what starting from zero adds. The times are those of this machine as it is: its
 load is printed with them. Exit status 1: a request failed, or no second replica came.
 """
 
@@ -17,9 +20,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -27,7 +31,7 @@ from bench.report import markdown
 
 ASKED = {"model": "chat", "prompt": "Once", "max_tokens": 24, "ignore_eos": True}
 CALM_S, BUSY_S, START_S = 12.0, 30.0, 120.0
-LEAST_PART_S = 0.05
+LEAST_PART_S, IDLE_S = 0.05, 1.0
 
 
 class Measured(NamedTuple):
@@ -39,13 +43,13 @@ class Measured(NamedTuple):
     parts: dict[str, float] = {}
 
 
-def measured(folder: Path, source: str, *, spare: bool) -> Measured:
-    """A step of load on a server of its own."""
-    scaling = {"min": 1, "max": 2, "spare": spare, "down_after_s": 600}
-    model = {"source": source, "scaling": scaling, "scheduler": {"max_num_seqs": 1}}
+@contextmanager
+def served(folder: Path, model: dict[str, object]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server with one model: its address, and a list that has the lines of its log when it has ended."""
     log = folder / "log"
     config = {"server": {"port": 0, "log_file": str(log), "reload": False}, "models": {"chat": model}}
     (folder / "inferd.yaml").write_text(json.dumps(config), encoding="utf-8")
+    lines: list[dict[str, Any]] = []
     server = subprocess.Popen(
         [sys.executable, "-m", "inferd", "serve", "inferd.yaml"],
         cwd=folder,
@@ -58,13 +62,44 @@ def measured(folder: Path, source: str, *, spare: bool) -> Measured:
         assert server.stdout is not None
         url = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
         threading.Thread(target=server.stdout.read, daemon=True).start()
-        stepped_at, statuses = loaded(url.rstrip("/.,"))
+        yield url.rstrip("/.,"), lines
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    lines += [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def at(line: dict[str, Any]) -> float:
+    """When a line of the log was written, in seconds since the epoch."""
+    return datetime.datetime.fromisoformat(line["ts"]).timestamp()
+
+
+def from_zero(folder: Path, source: str, repeat: int) -> list[float]:
+    """Milliseconds that first answers took after their model was ready, less what second ones took."""
+    scaling = {"min": 0, "max": 1}
+    model = {"source": source, "scaling": scaling, "idle_after_s": IDLE_S}
+    with served(folder, model) as (url, lines), httpx.Client(base_url=url, timeout=START_S) as client:
+        for _ in range(repeat):
+            for _ in range(2):
+                client.post("/v1/completions", json=ASKED | {"max_tokens": 1}).raise_for_status()
+            until = time.monotonic() + START_S
+            while client.get("/health").json()["models"]["chat"]["state"] == "ready":
+                if time.monotonic() > until:
+                    raise TimeoutError("the idle model is not unloaded")
+                time.sleep(0.2)
+    ready = [at(line) for line in lines if line["event"] == "replica" and line["state"] == "ready"]
+    asked = [line for line in lines if line["event"] == "http" and line["model"] == "chat"]
+    pairs = zip(ready, asked[::2], asked[1::2], strict=True)
+    return [1000.0 * (at(first) - ready_at - second["duration_s"]) for ready_at, first, second in pairs]
+
+
+def measured(folder: Path, source: str, *, spare: bool) -> Measured:
+    """A step of load on a server of its own."""
+    scaling = {"min": 1, "max": 2, "spare": spare, "down_after_s": 600}
+    with served(folder, {"source": source, "scaling": scaling, "scheduler": {"max_num_seqs": 1}}) as (url, lines):
+        stepped_at, statuses = loaded(url)
     second = {
-        line["state"]: (datetime.datetime.fromisoformat(line["ts"]).timestamp(), line.get("load_s", {}))
+        line["state"]: (at(line), line.get("load_s", {}))
         for line in reversed(lines)
         if line["event"] == "replica" and line["replica"] == 1
     }
@@ -116,6 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(["yes" if spare else "no", *shown, parts, f"{run.failed}", f"{os.getloadavg()[0]:.0f}"])
     head = ["spare worker", "step to start, s", "start to ready, s", "of it, s", "failed", "load of the machine"]
     print(markdown(head, rows))
+    with tempfile.TemporaryDirectory() as folder:
+        added_ms = from_zero(Path(folder), given.source, max(2, given.repeat))
+    print(f"\nFrom zero, added after ready: {', '.join(f'{ms:.0f}' for ms in added_ms)} ms.")
     return 0 if is_held else 1
 
 
