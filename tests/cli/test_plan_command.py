@@ -39,11 +39,13 @@ def test_a_plan_says_what_to_take_and_that_parallel_is_not_served(said: Said) ->
     assert "Llama 3 70B: 70.55 billion parameters; 327,680 bytes of KV cache a token." in out
     assert "fp16 141.1 21.5 0.67 0.28 42.3 204.9" in out
     assert "Take: 1 x h200 in fp8" in out
-    assert "tensor and pipeline parallel are not there yet" in out
+    assert "inferd divides a replica among processes on CPUs, and on GPUs not yet" in out
     assert "NVIDIA A100 SXM 80 GB has no FP8 units" in out
     assert "What if: twice the tokens: 1 x" in out
     assert "(2026-09-25)" in out
     assert "Speeds are estimates" in out
+    assert main(["plan", str(DEMO)]) == 0
+    assert "million parameters" in said()[0]
 
 
 def test_no_line_of_the_tables_is_wider_than_a_terminal(

@@ -32,7 +32,7 @@ def page(found: Sizing) -> str:
     forms = list(dict.fromkeys(one.form for one in found.choices))
     body = [
         f"<h1>{escape(found.model)}</h1>",
-        f"<p class=quiet>{found.num_parameters / 1e9:,.2f} billion parameters, {found.kv_bytes_per_token:,} bytes of "
+        f"<p class=quiet>{found.parameters_text}, {found.kv_bytes_per_token:,} bytes of "
         f"KV cache a token. A replica serves {load.requests:,} requests of {load.tokens:,} tokens at once, "
         f"{load.answer:,} of them generated.</p>",
         _take(found),

@@ -94,6 +94,13 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     trace: Lengths | None = None
     warnings: tuple[str, ...] = ()
 
+    @property
+    def parameters_text(self) -> str:
+        """The number of parameters in words."""
+        if self.num_parameters >= 1e9:
+            return f"{self.num_parameters / 1e9:,.2f} billion parameters"
+        return f"{self.num_parameters / 1e6:,.2f} million parameters"
+
 
 def sizing(
     shape: Shape,
@@ -235,8 +242,8 @@ def _notes(form: Format, layout: Layout, device: Device) -> list[str]:
 
 
 NOTES: Final[Mapping[str, str]] = {
-    "parallel": "inferd serves a replica on one device: tensor and pipeline parallel are not there yet. A layout of "
-    "several devices needs another engine, which may stand behind inferd as a remote server.",
+    "parallel": "inferd divides a replica among processes on CPUs, and on GPUs not yet. A layout of several GPUs needs "
+    "another engine, which may stand behind inferd as a remote server.",
     "int4": "inferd computes int4 on processors only; on this device another engine, or int8.",
     "vendor": "inferd was never run on this device.",
 }

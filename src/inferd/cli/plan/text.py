@@ -23,8 +23,7 @@ def show(found: Sizing) -> None:
     load = found.demand.load
     kv = " (8-bit)" if load.kv == "int8" else ""
     lines = [
-        f"{found.model}: {found.num_parameters / 1e9:,.2f} billion parameters; {found.kv_bytes_per_token:,} bytes of "
-        f"KV cache{kv} a token.",
+        f"{found.model}: {found.parameters_text}; {found.kv_bytes_per_token:,} bytes of KV cache{kv} a token.",
         f"Load of a replica: {load.requests:,} requests at once, each of {load.tokens:,} tokens, {load.answer:,} of "
         "them generated.",
     ]
@@ -45,7 +44,7 @@ def show(found: Sizing) -> None:
         table.add_row(
             one.form,
             *(
-                f"{size / 1e9:,.1f}" if size >= 1e9 else f"{size / 1e9:,.2f}"
+                f"{size / 1e9:,.1f}" if size >= 1e9 else f"{size / 1e9:.2g}"
                 for size in (
                     need.weights_bytes,
                     need.kv_bytes,

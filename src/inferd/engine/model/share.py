@@ -123,7 +123,7 @@ def check_layout(config: ModelConfig, dims: DecoderConfig, *, is_quantised: bool
     if config.adapters or config.adapter_memory_bytes:
         raise refused(one, "adapters do not work with ranks yet. Leave out parallel, or the adapters.")
     if pipeline > dims.num_layers:
-        raise refused("pipeline", f"the model has {dims.num_layers} layers. Take at most so many stages.")
+        raise refused("pipeline", f"the model has {dims.num_layers} layers. Take at most {dims.num_layers} stages.")
     if tensor == 1:
         return
     wide = [dims.intermediate_size] + [moe.intermediate_size for moe in dims.moe if moe is not None]
