@@ -249,7 +249,7 @@ class PoolMachine(RuleBasedStateMachine):
                 on_idle=lambda pool: None,
                 make_remote=FakeRemote,  # type: ignore[arg-type]
             )
-            pool._placement._random.seed(0)
+            pool.placement._random.seed(0)
             pool.start()
             return pool
 

@@ -35,6 +35,7 @@ from inferd.app.compared_settings import compared_settings
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, open_control_socket
 from inferd.app.departure import Departure
 from inferd.app.device_usage import DeviceUsage
+from inferd.app.hint_exchange import HintExchange
 from inferd.app.keeping import Keeping
 from inferd.app.pinned_folder import pinned_folder
 from inferd.app.stages import RegistryStages
@@ -73,6 +74,7 @@ from inferd.router.router import Router
 from inferd.router.status import Applied, ModelStatus
 from inferd.state.folder import data_folder
 from inferd.state.group import GatewayReport, Group
+from inferd.state.hints import HintTable
 from inferd.stored.store import DurableStore
 from inferd.tenancy.control import Control
 from inferd.tenancy.principal import OPERATOR
@@ -345,6 +347,8 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             adapters=AdapterActions(runtime_adapters, router, lambda: site.config),
         )
         await site.adapt(runtime_adapters.rows)
+        telling = asyncio.create_task(HintExchange(router, HintTable(control.state, control.presence), group).keep())
+        stack.callback(telling.cancel)
         following_adapters = asyncio.create_task(runtime_adapters.keep())
         stack.callback(following_adapters.cancel)
         asking = Asking(router, control.door)

@@ -112,7 +112,7 @@ class Pool:
             demand=lambda: demand(self),
         )
         self._retries = self._dispatcher.retries
-        self._placement = self._dispatcher.placement
+        self.placement = self._dispatcher.placement
         self.adapters = PoolAdapters(config, self.fleet, self._num_using)
         self._num_accepted = 0
         self.settled = asyncio.Event()  # every replica has been ready, has failed or does not answer
@@ -137,7 +137,7 @@ class Pool:
         self._retries.budget.note(now)
         able: Sequence[Member] = ()
         if not self.availability.is_stopped and not self._queue.entries:
-            able = self._placement.able(ticket, self.fleet.available(now))
+            able = self.placement.able(ticket, self.fleet.available(now))
         if not able:
             self._check_may_wait(ticket, now)
         self._num_accepted += 1
@@ -229,7 +229,7 @@ class Pool:
         if replica.info is not None:
             self.availability.info = replica.info
         self.availability.load_error = None
-        self._placement.forget(replica.index)
+        self.placement.forget(replica.index)
         self.fleet.ready(member)
         self.availability.outages.update(clock.now())
         self._note_settled()
@@ -386,7 +386,7 @@ class Pool:
         member = self.fleet.member_of(replica)
         if member is not None and tickets:
             self.fleet.health.failed(member, None, clock.now(), reason)
-        self._placement.forget(replica.index)
+        self.placement.forget(replica.index)
         self.availability.outages.update(clock.now())
         for ticket in tickets:
             self._dispatcher.clear_suspect(ticket)

@@ -10,10 +10,12 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from inferd import clock
 from inferd.config import Config, ModelConfig
 from inferd.config.versions import base_of
 from inferd.errors import InvalidRequest, ModelNotFound, Unavailable
 from inferd.events import Emit, RequestRefused, ignore
+from inferd.router.hints import Hints, adopt_hints, hints_of
 from inferd.router.pool import Pool
 from inferd.router.replicas.loading import Loading, Plan, plan_model
 from inferd.router.replicas.machines import Machines
@@ -186,6 +188,16 @@ class Router:
     def draining(self) -> bool:
         """Whether the server shuts down, so that balancers should send no more traffic."""
         return self._draining
+
+    # -- other gateways ---------------------------------------------------------------------
+
+    def hints(self) -> Hints:
+        """What other gateways are to know about the remote servers, since the last call."""
+        return hints_of(self._pools)
+
+    def adopt_hints(self, gateway: str, hints: Hints) -> None:
+        """Note the hints of another gateway, by its id."""
+        adopt_hints(self._pools, gateway, hints, clock.now())
 
     # -- changes while it runs --------------------------------------------------------------
 

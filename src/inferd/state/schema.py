@@ -129,6 +129,11 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "INSERT INTO counters (name, value) VALUES ('adapters', 0)",
         "CREATE TABLE adapters (name TEXT PRIMARY KEY, model TEXT NOT NULL, source TEXT NOT NULL)",
     ),
+    (
+        # The last hints of a gateway for the others, and how many it has written.
+        "ALTER TABLE gateways ADD COLUMN num_hints BIGINT NOT NULL DEFAULT 0",
+        "ALTER TABLE gateways ADD COLUMN hints BYTEA",
+    ),
 )
 
 VERSION: Final = len(MIGRATIONS)

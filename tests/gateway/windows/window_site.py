@@ -120,7 +120,7 @@ class Site:
 
     def states(self) -> list[tuple[str, str]]:
         """Sequences that a worker keeps, by tenant and name, as far as the router knows."""
-        return list(self.router._pools["sum"]._placement.sequence_replicas._replicas)
+        return list(self.router._pools["sum"].placement.sequence_replicas._replicas)
 
     def windows(self) -> list[HttpServed]:
         return [event for event in self.events if isinstance(event, HttpServed) and event.stream]

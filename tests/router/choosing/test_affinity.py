@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from inferd.router.choosing.affinity import CHUNK_BYTES, MAX_BYTES, PrefixIndex, prefixes, text_of
+from inferd.router.choosing.affinity import (
+    CHUNK_BYTES,
+    ENDS,
+    MAX_BYTES,
+    PrefixIndex,
+    continuation_of,
+    prefixes,
+    text_of,
+)
 from inferd.types import JSON, Chat, GenerateRequest, Prompt, Relay, Request, TextPrompt, TokenPrompt
 
 PLENTY = 100_000
@@ -76,7 +84,29 @@ def test_what_more_replicas_have_seen_than_are_remembered_is_known_of_those_that
 def test_a_prompt_without_end_costs_the_beginning_only() -> None:
     index = PrefixIndex(PLENTY)
     index.note(prefixes("t", b"x" * 10_000_000), 0)
-    assert len(index) == MAX_BYTES // CHUNK_BYTES
+    assert len(index) == len(ENDS)
+
+
+def test_keys_are_equal_in_every_process_and_of_every_tenant_others() -> None:
+    assert prefixes("t", text("a", "b")) == [6290534052342643227, 12524574460749517382]
+    assert not set(prefixes("t", text("a", "b"))) & set(prefixes("u", text("a", "b")))
+
+
+@given(one=st.binary(max_size=20_000), common=st.integers(0, 20_000), other=st.binary(max_size=9000))
+def test_texts_have_equal_keys_as_far_as_they_are_equal(one: bytes, common: int, other: bytes) -> None:
+    second = one[:common] + other
+    length = next((i for i, (a, b) in enumerate(zip(one, second, strict=False)) if a != b), min(len(one), len(second)))
+    keys, others = prefixes("t", one), prefixes("t", second)
+    assert [key for key, again in zip(keys, others, strict=False) if key == again] == prefixes("t", one[:length])
+    assert len(keys) == sum(end <= len(one) for end in ENDS)
+
+
+def test_a_continuation_is_the_first_prefix_beyond_what_was_seen() -> None:
+    keys = prefixes("t", b"x" * 6 * 1024)
+    assert continuation_of(keys, 0) == keys[0]
+    assert continuation_of(keys, CHUNK_BYTES) == keys[1]
+    assert continuation_of(keys, 4096) == keys[16]
+    assert continuation_of(keys, 6 * 1024) == keys[-1]
 
 
 class IndexMachine(RuleBasedStateMachine):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.config import BreakerConfig, ModelConfig, RemoteConfig
+from inferd.remote.origin import origin_of
 from inferd.router.choosing.policy import choose, ramp
 from inferd.router.replicas.member import Member
 
@@ -143,6 +144,54 @@ def test_gateways_with_the_same_servers_in_another_order_choose_the_same_one(ser
         assert some is not None
         chosen.append(some.server)
     assert chosen[0] == chosen[1]
+
+
+@given(
+    st.permutations([f"http://{name}/v1" for name in "abcdef"]),
+    st.integers(0, 2**64 - 1),
+    st.lists(st.integers(0, 20), min_size=6, max_size=6),
+)
+def test_new_prompts_with_an_equal_beginning_go_to_one_of_two_servers_from_every_gateway(
+    servers: list[str], continuation: int, loads: list[int]
+) -> None:
+    """Idle gateways choose the same one. Of the two a gateway takes the less loaded, and none that is overloaded."""
+    idle = [Some(index, server=server) for index, server in enumerate(sorted(servers))]
+    first = choose(idle, random=Random(1), continuation=continuation)
+    assert first is not None
+    without = [some for some in idle if some is not first]
+    second = choose(without, random=Random(1), continuation=continuation)
+    assert second is not None
+    other = [Some(index, server=server) for index, server in enumerate(servers)]
+    again = choose(other, random=Random(2), continuation=continuation)
+    assert again is not None
+    assert again.server == first.server
+    for some, load in zip(other, loads, strict=True):
+        some.outstanding = load
+    limit = 1.5 * sum(loads) / len(loads) + 1
+    chosen = choose(other, random=Random(3), continuation=continuation, slack=1.5)
+    assert chosen is not None
+    assert chosen.outstanding <= limit
+    pair = [some for some in other if some.server in (first.server, second.server) and some.outstanding <= limit]
+    if len(pair) == 2:
+        assert chosen in pair
+        assert chosen.outstanding == min(some.outstanding for some in pair)
+
+
+def test_new_prompts_spread_by_weight() -> None:
+    fleet = [Some(index, weight=weight) for index, weight in enumerate((1.0, 1.0, 2.0))]
+    counts: Counter[int] = Counter()
+    for number in range(2000):
+        chosen = choose(fleet, random=Random(1), continuation=number)
+        assert chosen is not None
+        counts[chosen.index] += 1
+    assert counts[2] == pytest.approx(1000, rel=0.1)
+
+
+def test_servers_with_equal_addresses_in_other_spellings_are_one() -> None:
+    spellings = ("http://a/v1", "HTTP://A:80/v1/", "http://a:80/v1")
+    members = [Member(replica_of(1), RemoteConfig(url=url), BreakerConfig(), 0.0) for url in spellings[::2]]
+    assert len({member.identity for member in members}) == 1
+    assert len({str(origin_of(url)) for url in spellings}) == 1
 
 
 def test_a_remote_server_is_known_by_its_address_and_a_worker_by_its_number() -> None:

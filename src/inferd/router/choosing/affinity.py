@@ -1,19 +1,21 @@
 """An index of prompts' byte prefixes: which replicas have received the beginning of a prompt. Pure.
 
-A prompt is cut into chunks of ``CHUNK_BYTES``. Each prefix of whole chunks has a key, a chain of hashes that begins
-with the tenant. This is the scheme of vLLM's prefix cache over bytes in place of token blocks, as the gateway has no
-tokenizer. The tenant at the start of the chain keeps tenants apart, as in the engine's cache: a replica is never
-preferred for another tenant's prompt. The hash is the interpreter's SipHash with its secret of this process. Its 64
-bits are enough for a guess, and it takes a fifth of BLAKE2b's time. Only keys are stored, never text. The least
-recently used keys are evicted first.
+A prompt is cut into chunks that end at ``ENDS``. Each prefix of whole chunks has a key, a hash that begins with the
+tenant. This is the scheme of vLLM's prefix cache over bytes in place of token blocks, as the gateway has no tokenizer.
+The tenant at the start of the hash keeps tenants apart, as in the engine's cache: a replica is never preferred for
+another tenant's prompt. The hash is BLAKE2b without a secret, so that several gateways have equal keys. Its 64 bits
+are enough for a guess. Only keys are stored, never text. The least recently used keys are evicted first.
 
 The index is a guess about the caches of replicas. A wrong guess costs a missed cache hit and nothing else.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -21,10 +23,16 @@ import msgspec
 from inferd.types import JSON, Chat, GenerateRequest, Relay, Request, TextPrompt
 
 CHUNK_BYTES: Final = 256
+"""Shorter prompts are not indexed."""
+
 MAX_BYTES: Final = 16 * 1024
 """The bytes of a prompt that are indexed; the rest does not influence the choice of a replica."""
 
-_MAX_HOLDERS: Final = 8  # replicas remembered for one prefix; a prefix that all replicas hold decides nothing
+ENDS: Final = (*range(CHUNK_BYTES, 4096 + 1, CHUNK_BYTES), *range(5 * 1024, MAX_BYTES + 1, 1024))
+"""Where chunks end, in bytes of the prompt. Of long prompts fewer prefixes are told apart, as each costs a hash."""
+
+KEY_BYTES: Final = 8
+_MAX_HOLDERS: Final = 16  # replicas remembered for one prefix
 _FIELD_WITHIN: Final = 64 * 1024  # bytes of a relayed body that are searched for the prompt's field
 
 
@@ -55,11 +63,12 @@ class PrefixIndex:
             holders = self._holders.get(key)
             if holders is None:
                 break
+            num_bytes = ENDS[num_found]
             num_found += 1
             for holder in holders:  # a replica that has seen this much has seen what comes before it
                 replica = self._replica.get(holder)
                 if replica is not None:
-                    seen[replica] = num_found * CHUNK_BYTES
+                    seen[replica] = num_bytes
         for key in reversed(keys[:num_found]):  # a prefix outlives what continues it
             self._holders.move_to_end(key)
         return seen
@@ -159,10 +168,26 @@ def _cut(text: str) -> bytes:
 
 
 def prefixes(tenant: str, text: bytes) -> list[int]:
-    """The keys of a text's prefixes of whole chunks, the shortest first."""
+    """The keys of a text's prefixes of whole chunks, the shortest first; equal in every process."""
     keys: list[int] = []
-    key = hash(tenant)
-    for end in range(CHUNK_BYTES, min(len(text), MAX_BYTES) + 1, CHUNK_BYTES):
-        key = hash((key, text[end - CHUNK_BYTES : end]))
-        keys.append(key)
+    digest = _beginning(tenant).copy()
+    begin = 0
+    for end in ENDS[: bisect_right(ENDS, len(text))]:
+        digest.update(text[begin:end])
+        keys.append(int.from_bytes(digest.copy().digest()))
+        begin = end
     return keys
+
+
+def continuation_of(keys: Sequence[int], seen_bytes: int) -> int:
+    """The key of the shortest prefix that goes beyond ``seen_bytes`` of a text; of a text without one its last key.
+
+    Texts with an equal beginning that many replicas have seen, such as a system prompt, are told apart by it.
+    """
+    return keys[min(bisect_right(ENDS, seen_bytes), len(keys) - 1)]
+
+
+@lru_cache(maxsize=1024)
+def _beginning(tenant: str) -> blake2b:
+    name = tenant.encode("utf-8", "surrogatepass")
+    return blake2b(len(name).to_bytes(8) + name, digest_size=KEY_BYTES)

@@ -1,7 +1,7 @@
 """The health of a model's replicas: their circuit breakers, and the ejection of slow replicas.
 
-Reports the outcomes of requests to ``breaker`` and ``outlier``, which hold the arithmetic. The fleet decides which
-replicas get requests.
+Reports the outcomes of requests to ``breaker`` and ``outlier``, which hold the arithmetic. ``suspects`` has the remote
+servers that fail at other gateways. The fleet decides which replicas get requests.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from inferd import clock
 from inferd.config import RemoteConfig, RoutingConfig
 from inferd.events import BreakerChanged, Emit
 from inferd.router.choosing.outlier import Outliers
+from inferd.router.choosing.suspects import Suspects
 from inferd.router.replicas.member import Member
 from inferd.router.replicas.replica import Kind
 
@@ -38,6 +39,7 @@ class Health:
         self._return_timer: asyncio.TimerHandle | None = None  # for the end of the next ejection
         self._is_stopped = False
         self.ready_since: dict[int, float] = {}
+        self.suspects = Suspects()
         self.configure(routing)
 
     def configure(self, routing: RoutingConfig) -> None:

@@ -1,16 +1,19 @@
 """The placement of a request: which replicas can take it, and which of these gets it.
 
-Knows which replica holds the state of a sequence, and which replicas received which prompt prefixes. ``policy`` makes
-the choice among the able replicas. The fleet decides which replicas may get requests at all.
+Knows which replica holds the state of a sequence, and which replicas received which prompt prefixes, from this gateway
+or by the hints of another one. ``policy`` makes the choice among the able replicas. The fleet decides which replicas
+may get requests at all.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from random import Random
+from typing import Final
 
 from inferd.config import ModelConfig
-from inferd.router.choosing.affinity import CHUNK_BYTES, PrefixIndex, prefixes, text_of
+from inferd.router.choosing.affinity import CHUNK_BYTES, PrefixIndex, continuation_of, prefixes, text_of
 from inferd.router.choosing.policy import choose
 from inferd.router.choosing.sequence_replicas import SequenceReplicas
 from inferd.router.replicas.fleet import Fleet
@@ -18,7 +21,9 @@ from inferd.router.replicas.member import Member
 from inferd.router.ticket import Ticket
 from inferd.types import PredictRequest
 
-MAX_PREFIXES = 20_000
+MAX_PREFIXES: Final = 20_000
+MAX_RECENT: Final = 1024
+"""Prompts that are remembered until other gateways are told of them; the latest ones."""
 
 
 class Placement:
@@ -28,7 +33,7 @@ class Placement:
     computes an earlier attempt (``Retries.abandoned``).
     """
 
-    __slots__ = ("_abandoned", "_fleet", "_prefixes", "_random", "config", "seen_bytes", "sequence_replicas")
+    __slots__ = ("_abandoned", "_fleet", "_prefixes", "_random", "_recent", "config", "seen_bytes", "sequence_replicas")
 
     def __init__(self, config: ModelConfig, fleet: Fleet, abandoned: Collection[str], random: Random) -> None:
         self.config = config
@@ -36,6 +41,7 @@ class Placement:
         self._abandoned = abandoned
         self._random = random
         self._prefixes = PrefixIndex(MAX_PREFIXES)
+        self._recent: deque[tuple[str, list[int]]] = deque(maxlen=MAX_RECENT)
         self.sequence_replicas = SequenceReplicas()
         self.seen_bytes = 0  # of the prompt that was placed last: those that its replica had received before
 
@@ -88,13 +94,23 @@ class Placement:
             return able[0] if len(able) == 1 else self.pick(able, now, session=session)
         keys = prefixes(tenant, text)
         seen = self._prefixes.best(keys)
-        chosen = self.pick(able, now, prefer=seen, session=session)
+        most = max([seen.get(member.index, 0) for member in able])
+        continuation = continuation_of(keys, most) if self._fleet.has_remotes else None
+        chosen = self.pick(able, now, prefer=seen, continuation=continuation, session=session)
         self.seen_bytes = seen.get(chosen.index, 0)
         self._prefixes.note(keys, chosen.index)
+        if chosen.kind == "remote":
+            self._recent.append((chosen.identity, keys))
         return chosen
 
     def pick(
-        self, able: Sequence[Member], now: float, *, prefer: Mapping[int, int] | None = None, session: str = ""
+        self,
+        able: Sequence[Member],
+        now: float,
+        *,
+        prefer: Mapping[int, int] | None = None,
+        continuation: int | None = None,
+        session: str = "",
     ) -> Member:
         """The replica by the policy (``policy.choose``), without a look at prompts."""
         routing = self.config.routing
@@ -103,6 +119,7 @@ class Placement:
             random=self._random,
             now=now,
             prefer=prefer,
+            continuation=continuation,
             session=session,
             slack=routing.affinity_slack,
             ready_since=self._fleet.health.ready_since,
@@ -110,6 +127,24 @@ class Placement:
         )
         assert chosen is not None, "every able replica can take a request"
         return chosen
+
+    def take_recent(self, max_keys: int) -> dict[str, list[int]]:
+        """The keys of prompts that remote servers received since the last call, by the server's identity: the latest
+        prompts, at most ``max_keys`` keys."""
+        taken: dict[str, dict[int, None]] = {}
+        left = max_keys
+        while self._recent and left > 0:
+            identity, keys = self._recent.pop()
+            known = taken.setdefault(identity, {})
+            new = [key for key in keys if key not in known][:left]
+            known.update(dict.fromkeys(new))
+            left -= len(new)
+        self._recent.clear()
+        return {identity: list(keys) for identity, keys in taken.items()}
+
+    def received_elsewhere(self, index: int, keys: Sequence[int]) -> None:
+        """Note prompts that a remote server received from another gateway."""
+        self._prefixes.note(keys, index)
 
     def forget(self, index: int) -> None:
         """Note that the replica's prefix cache is empty: it was restarted or replaced."""

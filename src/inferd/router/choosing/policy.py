@@ -7,11 +7,14 @@ the others the choice is made in this order:
 - the session's replica: weighted rendezvous hashing (Thaler, Ravishankar 1998; weights by Schindelhauer, Schomaker
   2005) among the replicas that can take it, so that a replica that comes or goes moves only its own sessions. The hash
   is over the replica's identity, so several gateways choose the same remote server for a session without an exchange;
-- the replica that has received the most of the prompt, while it has at most ``slack`` times its share of the
-  outstanding work, plus one;
-- the less loaded of two drawn at random by weight (Mitzenmacher 2001, "The power of two choices"). This is nearly as
-  even as comparing all, and avoids that all requests go to the replica that looks idle. Load is outstanding work
-  divided by weight.
+- for a prompt, among the replicas that have at most ``slack`` times their share of the outstanding work, plus one:
+  those that have received the most of it. Of these equals, such as all replicas for a new prompt, the less loaded of
+  the two with the highest rendezvous rank for ``continuation``. So several gateways send prompts with an equal
+  beginning to the same remote server without an exchange (consistent hashing with bounded loads, Mirrokni, Thorup,
+  Zadimoghaddam 2018), and the load stays as even as by two random choices;
+- otherwise the less loaded of two drawn at random by weight (Mitzenmacher 2001, "The power of two choices"). This is
+  nearly as even as comparing all, and avoids that all requests go to the replica that looks idle. Load is outstanding
+  work divided by weight.
 
 A replica that became ready a short time ago counts with a part of its weight (slow start, as Envoy's).
 """
@@ -77,6 +80,7 @@ def choose(
     now: float = 0.0,
     region: str = "",
     prefer: Mapping[int, int] | None = None,
+    continuation: int | None = None,
     session: str = "",
     slack: float = 1.5,
     ready_since: Mapping[int, float] = _NONE,
@@ -84,8 +88,10 @@ def choose(
 ) -> C | None:
     """The replica for the next request; None: no replica can take it.
 
-    ``prefer``: the bytes of the prompt that each replica, by index, has received. ``ready_since``: when each replica
-    became ready; a missing one has its full weight. ``slow_start_s``: seconds until a replica has its full weight.
+    ``prefer``: the bytes of the prompt that each replica, by index, has received. ``continuation``: a hash of the
+    prompt's beginning, up to what no replica has received; None: replicas are not shared with other gateways, and
+    equals are chosen by their load. ``ready_since``: when each replica became ready; a missing one has its full weight.
+    ``slow_start_s``: seconds until a replica has its full weight.
     """
     able = [replica for replica in replicas if replica.can_take and (not region or replica.region == region)]
     if not able:
@@ -95,10 +101,10 @@ def choose(
     if len(able) == 1:
         return able[0]
     if session:
-        return max(able, key=lambda replica: _affinity(session, replica))
+        return max(able, key=lambda replica: _rank(session, replica, replica.weight))
     weights = [replica.weight * ramp(ready_since.get(replica.index, -math.inf), now, slow_start_s) for replica in able]
-    if prefer:
-        chosen = _preferred(able, weights, prefer, slack)
+    if prefer or continuation is not None:
+        chosen = _preferred(able, weights, prefer or {}, continuation, slack)
         if chosen is not None:
             return chosen
     first = _draw(weights, -1, random)
@@ -116,26 +122,35 @@ def ramp(ready_since: float, now: float, slow_start_s: float) -> float:
     return max(_LEAST_RAMP, age / slow_start_s)
 
 
-def _preferred(able: Sequence[C], weights: Sequence[float], prefer: Mapping[int, int], slack: float) -> C | None:
-    """The replica, not overloaded, that has received the most of the prompt; of equals the less loaded."""
+def _preferred(
+    able: Sequence[C], weights: Sequence[float], prefer: Mapping[int, int], continuation: int | None, slack: float
+) -> C | None:
+    """Among the replicas, not overloaded, that have received the most of the prompt: the less loaded, of the two that
+    have the highest rank where there is a ``continuation``."""
     share = sum((replica.outstanding for replica in able), 0) / sum(weights, 0.0)
-    best: C | None = None
-    best_rank = (0, 0.0)
+    most = 0 if continuation is not None else 1
+    equals: list[tuple[C, float]] = []
     for replica, weight in zip(able, weights, strict=True):
         seen = prefer.get(replica.index, 0)
-        if seen > 0 and replica.outstanding <= slack * share * weight + 1:
-            rank = (seen, -replica.outstanding / weight)
-            if best is None or rank > best_rank:
-                best, best_rank = replica, rank
-    return best
+        if seen >= most and replica.outstanding <= slack * share * weight + 1:
+            if seen > most:
+                most, equals = seen, []
+            equals.append((replica, weight))
+    if not equals:
+        return None
+    if continuation is not None and len(equals) > 1:
+        text = f"{continuation:x}"
+        equals.sort(key=lambda equal: _rank(text, *equal), reverse=True)
+        del equals[2:]
+    return min(equals, key=lambda equal: equal[0].outstanding / equal[1])[0]
 
 
-def _affinity(session: str, replica: Candidate) -> float:
-    """The rank of a replica for a session: a uniform number from a hash of both, scaled by the replica's weight."""
-    text = f"{replica.identity}\n{session}".encode("utf-8", "surrogatepass")
-    digest = blake2b(text, digest_size=8).digest()
+def _rank(text: str, replica: Candidate, weight: float) -> float:
+    """The rank of a replica for a text: a uniform number from a hash of both, scaled by the replica's weight."""
+    hashed = f"{replica.identity}\n{text}".encode("utf-8", "surrogatepass")
+    digest = blake2b(hashed, digest_size=8).digest()
     uniform = ((int.from_bytes(digest) >> 11) + 0.5) / 2.0**53
-    return -replica.weight / math.log(uniform)
+    return -weight / math.log(uniform)
 
 
 def _draw(weights: Sequence[float], without: int, random: Random) -> int:

@@ -116,6 +116,11 @@ class Fleet:
         return len(self._members)
 
     @property
+    def has_remotes(self) -> bool:
+        """Whether the model has remote servers, which other gateways may use too."""
+        return bool(self._config.upstreams)
+
+    @property
     def num_wanted(self) -> int:
         """The number of local replicas that the model is to have while it is in memory."""
         scaling = self._config.scaling
@@ -146,7 +151,8 @@ class Fleet:
     def available(self, now: float) -> list[Member]:
         """The replicas to which a request may be dispatched now.
 
-        Slow replicas, and local ones with an open breaker, are marked as the last resort.
+        Slow replicas, local ones with an open breaker, and remote ones that fail at another gateway are marked as the
+        last resort.
         """
         available = []
         answers = any(m.role != "prefill" and m.replica.is_ready and not m.is_leaving for m in self._members.values())
@@ -162,8 +168,10 @@ class Fleet:
             available.append(member)
         if len(self._members) > 1:
             self.health.update_ejections(now)
+            suspects = self.health.suspects.now(now)
             for member in available:
-                member.is_last_resort = member.is_last_resort or member.is_ejected
+                if member.is_ejected or (suspects and member.identity in suspects and member.kind == "remote"):
+                    member.is_last_resort = True
         return available
 
     @property

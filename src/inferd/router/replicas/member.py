@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from inferd.config import BreakerConfig, ModelConfig, RemoteConfig
+from inferd.remote.origin import origin_of
 from inferd.router.choosing.breaker import Breaker, BreakerState
 from inferd.router.replicas.machines import HERE
 from inferd.router.replicas.replica import Kind, LocalReplica, Replica
@@ -44,9 +45,9 @@ class Member:
         self.made_from = made_from
         self.kind: Kind = replica.kind
         self.index = replica.index
-        # Another gateway may have the same remote server under another number.
+        # Another gateway may have the same remote server under another number, and may spell its address otherwise.
         if isinstance(made_from, RemoteConfig):
-            self.identity = f"{made_from.url} {made_from.model or ''}"
+            self.identity = f"{origin_of(made_from.url)} {made_from.model or ''}"
         else:
             self.identity = str(replica.index)
         self.region = replica.region
@@ -109,6 +110,11 @@ class Member:
             and self.replica.can_take
             and (breaker is None or breaker.state == "closed" or breaker.allows(now))
         )
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the replica fails, does not answer, or was ejected as slow: other gateways are told so."""
+        return self.is_ejected or self.breaker_state != "closed" or self.replica.state == "unreachable"
 
     def readiness(self, now: float) -> Readiness:
         """How soon the replica can take a request."""
