@@ -128,14 +128,14 @@ def play(requests: Sequence[Asked], setup: Setup, options: argparse.Namespace) -
         if keys:
             indexes[gateway].note(keys, chosen.index)
             news[gateway].append((chosen.index, keys))
-        server = servers[chosen.index]
-        found = server.ask(request.blocks)
+        asked = servers[chosen.index]
+        found = asked.ask(request.blocks)
         hits += found
         total += len(request.blocks)
         tokens = (len(request.blocks) - found) * options.block_tokens
         took = options.fixed_s + tokens * options.prefill_s + request.answer * options.decode_s
         chosen.outstanding += 1
-        server.running += 1
+        asked.running += 1
         heapq.heappush(ends, (request.at + took, gateway, chosen.index))
         running = [each.running for each in servers]
         balance += max(running) * len(running) / sum(running)
