@@ -30,6 +30,7 @@ NOT_COMPUTING = {
     "/v1/files",
     "/v1/batches",  # its requests are asked later
     "/v1/batches/{id}/cancel",
+    "/v1/batches/{id}/resume",
     "/v1/messages/batches",
     "/v1/messages/batches/{id}/cancel",
 }  # they cost no tokens, and answer the same without a key

@@ -117,13 +117,38 @@ async def test_requests_are_asked_while_answers_are_written(tmp_path: Path, monk
         assert disk.num_waits
 
 
-async def killed_at(tmp_path: Path, number: int, content: bytes) -> tuple[bool, bytes, bytes]:
-    """Kill the server at a point, and let others end its work: whether it was killed, and the results."""
+async def cancelled_after(server: Server, batch: Batch, count: int) -> Batch:
+    """Work on the batch, and cancel it when so many of its requests are answered."""
+    ask = server.sender.ask
+
+    async def ask_some(given: Batch, body: bytes, request_id: str, note: Callable[[str], None]) -> Answer:
+        if server.sender.asked.total() == count:
+            server.sender.is_open.clear()
+        return await ask(given, body, request_id, note)
+
+    server.sender.ask = ask_some  # type: ignore[method-assign]
+    work = asyncio.create_task(server.work())
+    await until(server, batch, num_answered=count)
+    await server.store.cancel(TENANT, batch.id)
+    found = await work
+    server.sender.ask = ask  # type: ignore[method-assign]
+    server.sender.is_open.set()
+    return found
+
+
+async def killed_at(
+    tmp_path: Path, number: int, content: bytes, *, resumed_after: int = 0
+) -> tuple[bool, bytes, bytes]:
+    """Kill the server at a point, and let others end its work: whether it was killed, and the results.
+    ``resumed_after``: before, the batch is cancelled after so many answers, and resumed."""
     folder = tmp_path / str(number)
     folder.mkdir()
     site = Site(folder, f"sqlite://{folder}/state.db")
     async with site.server() as first:
-        await site.add(first, content)
+        batch = await site.add(first, content)
+        if resumed_after:
+            await cancelled_after(first, batch, resumed_after)
+            await first.store.resume(TENANT, batch.id)
     points = Points(number)
     was_killed = False
     async with site.server(points) as server:
@@ -141,17 +166,19 @@ async def killed_at(tmp_path: Path, number: int, content: bytes) -> tuple[bool, 
         output, errors = site.results(batch)
         there = sorted(path.name for path in (folder / "jobs" / "files").iterdir())
         assert {batch.input_file_id, batch.output_file_id, batch.error_file_id} <= set(there)
+        files = await server.store.files(TENANT, "batch_output", Query())
+        assert {file.id for file in files.files} == {batch.output_file_id, batch.error_file_id}
         assert site.left() == []
     return was_killed, output, errors
 
 
-async def killed_everywhere(tmp_path: Path, content: bytes, step: int) -> int:
+async def killed_everywhere(tmp_path: Path, content: bytes, step: int, *, resumed_after: int = 0) -> int:
     """Kill a server at each ``step``-th point of a whole run; the number of points."""
     was_killed, *expected = await killed_at(tmp_path, -1, content)
     assert not was_killed
     number = 0
     while True:
-        was_killed, *found = await killed_at(tmp_path, number, content)
+        was_killed, *found = await killed_at(tmp_path, number, content, resumed_after=resumed_after)
         assert found == expected, f"killed at point {number}"
         if not was_killed:
             return number
@@ -161,6 +188,11 @@ async def killed_everywhere(tmp_path: Path, content: bytes, step: int) -> int:
 @in_loop
 async def test_a_server_that_is_killed_at_any_write_changes_no_result(tmp_path: Path) -> None:
     assert await killed_everywhere(tmp_path, lines(9, fails=4), step=7) > 30
+
+
+@in_loop
+async def test_a_server_that_is_killed_while_it_works_on_a_resumed_batch_changes_no_result(tmp_path: Path) -> None:
+    assert await killed_everywhere(tmp_path, lines(9, fails=4), step=11, resumed_after=5) > 20
 
 
 @pytest.mark.soak
@@ -224,26 +256,52 @@ async def test_what_is_not_answered_at_an_early_end_says_why(site: Site, how: st
 
 
 @in_loop
-async def test_answers_before_a_cancellation_stay(site: Site) -> None:
+async def test_a_cancelled_batch_that_is_resumed_asks_what_has_no_answer(site: Site) -> None:
     async with site.server() as server:
-        batch = await site.add(server, lines(12))
-        run = server.run(*await server.take())
-
-        async def ask_six(self: Echo, *given: object) -> object:
-            if len(server.sender.asked) == 6:
-                server.sender.is_open.clear()
-            return await original(self, *given)  # type: ignore[arg-type]
-
-        original = Echo.ask
-        server.sender.ask = ask_six.__get__(server.sender)  # type: ignore[method-assign]
-        work = asyncio.create_task(run.go())
-        await until(server, batch, num_done=6)
-        await server.store.cancel(TENANT, batch.id)
-        await work
-        found = await server.store.batch(TENANT, batch.id)
-        assert (found.status, found.num_done, found.num_failed) == ("cancelled", 6, 6)
-        output, errors = site.results(found)
+        batch = await site.add(server, lines(12, fails=5))
+        before = await cancelled_after(server, batch, 6)
+        assert (before.status, before.num_done, before.num_failed) == ("cancelled", 5, 7)
+        output, errors = site.results(before)
         assert sorted(ids_of(output) + ids_of(errors)) == sorted(f"r{number}" for number in range(12))
+        resumed = await server.store.resume(TENANT, batch.id)
+        assert (resumed.status, resumed.total, resumed.num_answered) == ("in_progress", 12, 0)
+        with pytest.raises(InvalidRequest, match="in_progress"):
+            await server.store.resume(TENANT, batch.id)
+        asked = server.sender.asked.copy()
+        found = await server.work()
+        again = server.sender.asked - asked
+        assert (found.status, found.num_done, found.num_failed, found.num_early) == ("completed", 10, 2, 0)
+        assert found.tokens == Tokens(20, 0, 10), "answers before count too"
+        output, errors = site.results(found)
+        assert ids_of(output) == [f"r{number}" for number in range(12) if number % 5 != 4]
+        assert ids_of(errors) == ["r4", "r9"]
+        assert sum(again.values()) == 6, "what was answered is not asked again"
+        assert site.left() == []
+        files = await server.store.files(TENANT, "batch_output", Query())
+        assert {file.id for file in files.files} == {found.output_file_id, found.error_file_id}
+        answered = [event for event in site.told if isinstance(event, LinesAnswered)]
+        assert sum(event.num_done for event in answered) == 10, "each answer is counted once"
+        with pytest.raises(InvalidRequest, match="completed"):
+            await server.store.resume(TENANT, batch.id)
+
+
+@in_loop
+async def test_a_resumed_batch_asks_again_what_was_in_a_file_that_its_client_has_deleted(site: Site) -> None:
+    async with site.server() as server:
+        batch = await site.add(server, lines(8))
+        before = await cancelled_after(server, batch, 4)
+        assert before.output_file_id is not None
+        await server.store.delete_file(TENANT, before.output_file_id)
+        await server.store.resume(TENANT, batch.id)
+        found = await server.work()
+        assert ids_of(site.results(found)[0]) == [f"r{number}" for number in range(8)]
+        await server.store.delete_file(TENANT, batch.input_file_id)
+        other = await site.add(server, lines(3), name="batch_2")
+        await server.store.cancel(TENANT, other.id)
+        await server.work()
+        await server.store.delete_file(TENANT, other.input_file_id)
+        with pytest.raises(StoredNotFound, match=other.input_file_id):
+            await server.store.resume(TENANT, other.id)
 
 
 class FullDisk(Disk):

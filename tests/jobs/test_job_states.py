@@ -56,6 +56,7 @@ steps = st.lists(
         st.just(("finalize",)),
         st.just(("end",)),
         st.just(("lose",)),
+        st.just(("resume",)),
         st.tuples(st.just("note"), st.sampled_from(["", "the disk is full"])),
     ),
     max_size=14,
@@ -87,6 +88,8 @@ def take(batch: Batch, step: tuple[Any, ...], now: float) -> Batch:
         case ("end",):
             is_final = batch.ending and (batch.output_file_id or batch.error_file_id)
             return machine.ended(batch, now) if is_final else batch
+        case ("resume",):
+            return machine.resumed(batch, now) if batch.status in ("cancelled", "expired") else batch
         case ("lose",):
             return machine.failed_at_once(batch, REFUSAL, now)
         case ("note", note):
@@ -99,6 +102,12 @@ def test_a_batch_goes_only_forward(taken: list[tuple[Any, ...]]) -> None:
     batch = new()
     for now, step in enumerate(taken, start=1):
         before, batch = batch, take(batch, step, float(now))
+        if step == ("resume",) and batch != before:
+            assert batch.status == ("in_progress" if before.total else "validating")
+            assert (batch.total, batch.num_answered, batch.num_bytes) == (before.total, 0, 0)
+            assert batch.former is not None
+            assert (batch.former.output, batch.former.errors) == (before.output_file_id, before.error_file_id)
+            before = msgspec.structs.replace(batch, status=batch.status)
         if before.has_ended:
             assert batch == before, "what has ended stays as it is"
         if before.status != batch.status:

@@ -19,6 +19,9 @@ WINDOW_S: Final = 86_400.0
 MESSAGES: Final = "/v1/messages"
 """The endpoint of Anthropic's message batches: their requests may ask several models, and all results are one file."""
 
+BATCH_PREFIX: Final = "batch_"
+"""Of the ids of other batches."""
+
 MESSAGES_PREFIX: Final = "msgbatch_"
 """Of their ids."""
 
@@ -58,6 +61,17 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     fence: int  # of the lease
     num_bytes: int  # that count; a file may be longer after a crash
+
+
+class Former(msgspec.Struct, frozen=True, array_like=True):
+    """The files of results that a batch had when it was resumed, by their ids. They are deleted when it has ended again."""
+
+    output: str | None = None
+    errors: str | None = None
+
+    @property
+    def ids(self) -> list[str]:
+        return [name for name in (self.output, self.errors) if name is not None]
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -113,6 +127,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     errors: tuple[Segment, ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
+    former: Former | None = None  # it was resumed: its answers before
     note: str = ""  # why it does not go on at the moment
 
     @property

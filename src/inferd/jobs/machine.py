@@ -6,6 +6,8 @@
         │               ├─▶ (no key) ────┴──────▶ failed
         └───────────────┴─▶ cancelling ─────────▶ cancelled
 
+    cancelled, expired ──▶ (resumed) ──▶ in_progress, or validating where the input was not read
+
 Every request of a batch is answered exactly once: with its answer or its error, and where the batch ends early with the
 error ``batch_cancelled``, ``batch_expired`` or ``batch_failed``. A file without any request fails the batch at once.
 """
@@ -16,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from inferd.jobs.batch import Batch, Ending, Place, Problem, Progress, Segment
+from inferd.jobs.batch import WINDOW_S, Batch, Ending, Former, Place, Problem, Progress, Segment, Tokens
 from inferd.jobs.survey import Survey
 
 _AT: Final[dict[str, str]] = {ending: f"{ending}_at" for ending in ("completed", "failed", "expired", "cancelled")}
@@ -44,6 +46,34 @@ def cancelled(batch: Batch, now: float) -> Batch:
     if batch.status not in ("validating", "in_progress"):
         return batch
     return msgspec.structs.replace(batch, status="cancelling", ending="cancelled", cancelling_at=now)
+
+
+def resumed(batch: Batch, now: float) -> Batch:
+    """A client lets a batch go on that was cancelled or has expired. It begins anew with the answers that it had, which
+    are read again from its former files of results, and asks the other lines."""
+    assert batch.status in ("cancelled", "expired"), "another one is refused"
+    former = Former(batch.output_file_id, batch.error_file_id)
+    return msgspec.structs.replace(
+        batch,
+        status="in_progress" if batch.total else "validating",
+        ending="",
+        expires_at=now + WINDOW_S,
+        in_progress_at=now if batch.total else None,
+        finalizing_at=None,
+        expired_at=None,
+        cancelling_at=None,
+        cancelled_at=None,
+        num_done=0,
+        num_failed=0,
+        num_early=0,
+        tokens=Tokens(),
+        place=Place(),
+        output=(),
+        errors=(),
+        output_file_id=None,
+        error_file_id=None,
+        former=former,
+    )
 
 
 def stopped(batch: Batch, ending: Ending, now: float, problem: Problem | None = None) -> Batch:
@@ -102,7 +132,7 @@ def ended(batch: Batch, now: float) -> Batch:
     if batch.has_ended:
         return batch
     assert batch.ending, "it was finalized"
-    return _at_end(batch, batch.ending, now)
+    return _at_end(msgspec.structs.replace(batch, former=None), batch.ending, now)
 
 
 def noted(batch: Batch, note: str) -> Batch:

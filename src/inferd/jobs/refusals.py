@@ -82,6 +82,23 @@ def has_ended(name: str, status: Status) -> InvalidRequest:
     )
 
 
+def cannot_resume(name: str, status: Status) -> InvalidRequest:
+    return InvalidRequest(
+        f"The batch {_shown(name)} is {status}; only one that is cancelled or expired can be resumed.",
+        param="batch_id",
+        code="batch_not_resumable",
+    )
+
+
+def messages_not_resumed(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"The batch {_shown(name)} is a message batch, which cannot be resumed; make one of the requests whose results "
+        "are canceled or expired.",
+        param="batch_id",
+        code="batch_not_resumable",
+    )
+
+
 def not_ended(name: str, status: Status) -> InvalidRequest:
     return InvalidRequest(
         f"The batch {_shown(name)} is {status}; it can be deleted when it has ended.",

@@ -94,8 +94,13 @@ def remove_file(rows: Transaction, tenant: str, name: str, now: float) -> Stored
     )
     if using:
         raise refusals.in_use(name, str(using[0][0]))
-    rows.execute("DELETE FROM files WHERE tenant = ? AND id = ?", (tenant, name))
+    forget_file(rows, tenant, name)
     return found
+
+
+def forget_file(rows: Transaction, tenant: str, name: str) -> None:
+    """Delete the row of a file; again without effect."""
+    rows.execute("DELETE FROM files WHERE tenant = ? AND id = ?", (tenant, name))
 
 
 def remove_expired(rows: Transaction, folder: str, now: float, oldest: float, most: int) -> list[str]:
@@ -107,7 +112,7 @@ def remove_expired(rows: Transaction, folder: str, now: float, oldest: float, mo
         (folder, now),
     )
     for tenant, name in found:
-        rows.execute("DELETE FROM files WHERE tenant = ? AND id = ?", (tenant, name))
+        forget_file(rows, str(tenant), str(name))
     rows.execute("DELETE FROM batches WHERE ended_at <= ?", (oldest,))
     return [str(name) for _, name in found]
 
@@ -183,7 +188,7 @@ def remove_batch(rows: Transaction, tenant: str, name: str, folder: str) -> list
                 (tenant, file),
             )
             if found:
-                rows.execute("DELETE FROM files WHERE tenant = ? AND id = ?", (tenant, file))
+                forget_file(rows, tenant, file)
                 here += [file for (where,) in found if where == folder]
     return here
 

@@ -27,6 +27,7 @@ from inferd.errors import StateUnavailable
 from inferd.events import BatchEnded, Emit, LinesAnswered
 from inferd.jobs import machine
 from inferd.jobs.batch import Batch, Lease, Problem, Progress, Segment, StoredFile, Tokens, new_id
+from inferd.jobs.earlier import Earlier, Found
 from inferd.jobs.folder import Folder, Kind, Results, is_full
 from inferd.jobs.lines import Line, Lines
 from inferd.jobs.message_results import form_of
@@ -56,6 +57,7 @@ PAUSE_S: Final = 5.0
 _NO_INPUT: Final = ("input_file_lost", "The content of the input file is not in jobs.folder any more.")
 _GROUP: Final = 256
 _GROUP_BYTES: Final = 256 * 1024
+_GROUP_ANSWERED: Final = 16  # lines with the answers that they had before the batch was resumed
 
 _log = logging.getLogger("inferd.jobs")
 
@@ -80,7 +82,7 @@ class Sender(Protocol):
 class _Held:
     """A line that is not committed."""
 
-    __slots__ = ("end", "is_early", "is_failed", "kind", "result", "size", "task", "tokens")
+    __slots__ = ("end", "is_early", "is_failed", "is_repeated", "kind", "result", "size", "task", "tokens")
 
     def __init__(self, line: Line) -> None:
         self.end = line.end
@@ -89,6 +91,7 @@ class _Held:
         self.kind: Kind = "output"
         self.is_failed = False
         self.is_early = False  # failed, because the batch ended
+        self.is_repeated = False  # answered before the batch was resumed
         self.tokens = Tokens()
         self.task: asyncio.Task[None] | None = None
 
@@ -110,7 +113,8 @@ class Run:
         self._form = form_of(batch.endpoint)
         self._pace = Pace(self._config.max_in_flight)
         self._held: deque[_Held] = deque()  # in the order of the lines
-        self._read_ahead: deque[Line] = deque()
+        self._read_ahead: deque[tuple[Line, Found | None]] = deque()
+        self._earlier: Earlier | None = None
         self._held_bytes = 0
         self._num_in_flight = 0
         self._changed = asyncio.Event()
@@ -131,6 +135,7 @@ class Run:
             file = await self._persistently(self._open_input)
             if file is None:
                 return
+            self._earlier = await self._persistently(lambda: asyncio.to_thread(self._open_earlier))
             with file:
                 reading = Reading(self.batch.endpoint, self._max_line_bytes, found.model, found.repeated)
                 lines = Lines(file, self.batch.place, self._max_line_bytes)
@@ -147,6 +152,8 @@ class Run:
                 self._committing.cancel()
                 await asyncio.gather(self._committing, return_exceptions=True)
             results.close()
+            if self._earlier is not None:
+                self._earlier.close()
         await self._finish()
 
     # -- its beginning ----------------------------------------------------------------------
@@ -182,6 +189,19 @@ class Run:
         except FileNotFoundError:
             await self._lost(*_NO_INPUT)
             return None
+
+    def _open_earlier(self) -> Earlier | None:
+        """Its answers before it was resumed; those whose file was deleted meanwhile are asked again."""
+        former = self.batch.former
+        if former is None:
+            return None
+        files: list[tuple[Kind, BinaryIO]] = []
+        kinds: tuple[tuple[Kind, str | None], ...] = (("output", former.output), ("errors", former.errors))
+        for kind, name in kinds:
+            if name is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    files.append((kind, self._folder.content(name)))
+        return Earlier(self.batch.id, files)
 
     async def _lost(self, code: str, message: str) -> None:
         problem = Problem(code, message)
@@ -243,16 +263,20 @@ class Run:
             if room <= 0 and not self.batch.ending:
                 return
             if not self._read_ahead:
-                group = await self._persistently(lambda: asyncio.to_thread(lines.several, _GROUP, _GROUP_BYTES))
-                self._is_read = not group
-                self._read_ahead.extend(group)
+                self._read_ahead.extend(await self._read(lines))
+                self._is_read = not self._read_ahead
                 continue
-            line = self._read_ahead.popleft()
+            line, found_earlier = self._read_ahead.popleft()
             held = _Held(line)
             self._held.append(held)
             self._held_bytes += held.size
             if line.is_blank:
                 held.result = b""
+                continue
+            if found_earlier is not None:
+                held.is_failed, held.is_repeated = found_earlier.kind == "errors", True
+                held.tokens = Tokens() if held.is_failed else tokens_of(found_earlier.body)
+                self._answer(held, found_earlier.kind, found_earlier.result)
                 continue
             name = request_id(self.batch.id, line.number)
             found = reading.read(line)
@@ -264,6 +288,17 @@ class Run:
                 room -= 1
                 self._num_in_flight += 1
                 held.task = asyncio.get_running_loop().create_task(self._ask(held, name, found))
+
+    async def _read(self, lines: Lines) -> list[tuple[Line, Found | None]]:
+        """The next lines, with the answers that they had before the batch was resumed; none at the end."""
+        earlier = self._earlier
+        if earlier is None:
+            group = await self._persistently(lambda: asyncio.to_thread(lines.several, _GROUP, _GROUP_BYTES))
+            return [(line, None) for line in group]
+        group = await self._persistently(lambda: asyncio.to_thread(lines.several, _GROUP_ANSWERED, _GROUP_BYTES))
+        numbers = [line.number for line in group]
+        answers = await self._persistently(lambda: asyncio.to_thread(earlier.answers, numbers))
+        return list(zip(group, answers, strict=True))
 
     def _end_early(self, held: _Held, name: str, question: Question) -> None:
         code, message = EARLY[self.batch.ending]
@@ -321,7 +356,7 @@ class Run:
         begin = end = self.batch.place
         texts: dict[Kind, list[bytes]] = {"output": [], "errors": []}
         tokens = Tokens()
-        num_held = num_done = num_failed = num_early = 0
+        num_held = num_done = num_failed = num_early = repeated_done = repeated_failed = 0
         for held in self._held:
             if held.result is None:
                 break
@@ -331,6 +366,8 @@ class Run:
                 num_done += not held.is_failed
                 num_failed += held.is_failed
                 num_early += held.is_early
+                repeated_done += held.is_repeated and not held.is_failed
+                repeated_failed += held.is_repeated and held.is_failed
                 tokens += held.tokens
         for kind, parts in texts.items():
             if parts:
@@ -347,7 +384,7 @@ class Run:
             tokens=tokens,
         )
         await self._change(lambda batch: machine.advanced(batch, progress, self.lease.fence))
-        self._tell(LinesAnswered(num_done=progress.num_done, num_failed=progress.num_failed))
+        self._tell(LinesAnswered(num_done=num_done - repeated_done, num_failed=num_failed - repeated_failed))
         if not self.batch.ending and not await self._persistently(lambda: self._store.has_room(self.lease.tenant)):
             self._is_full = True
             self._note = (
@@ -401,6 +438,8 @@ class Run:
         )
         with contextlib.suppress(OSError):  # the sweep removes them
             await asyncio.to_thread(self._folder.remove_results, batch.id)
+            if batch.former is not None:
+                await asyncio.to_thread(self._folder.delete, batch.former.ids)
         self._ended()
 
     def _joined(self, kind: Kind, segments: tuple[Segment, ...], name: str) -> int | None:

@@ -16,7 +16,7 @@ from inferd.config.server import JobsConfig
 from inferd.eager import in_task
 from inferd.events import Emit, JobsCounted, ignore
 from inferd.jobs import machine, refusals, rows
-from inferd.jobs.batch import TERMINAL, Batch, Lease, StoredFile, new_id
+from inferd.jobs.batch import MESSAGES, TERMINAL, Batch, Lease, StoredFile, new_id
 from inferd.jobs.folder import Folder
 from inferd.jobs.rows import Query
 from inferd.state.database import Database, Transaction
@@ -125,6 +125,10 @@ class JobStore:
         if used + more + rows.ROW_BYTES > self.config.max_bytes:
             raise refusals.too_many_bytes(used, more, self.config.max_bytes)
 
+    def _refuse_open(self, found: Transaction, tenant: str) -> None:
+        if rows.num_open(found, tenant) >= self.config.max_open:
+            raise refusals.too_many_open(self.config.max_open)
+
     # -- batches ----------------------------------------------------------------------------
 
     async def add_batch(self, batch: Batch, content: StoredFile | None = None) -> None:
@@ -138,8 +142,7 @@ class JobStore:
             file = rows.read_file(found, batch.tenant, batch.input_file_id, clock.wall(), "input_file_id")
             if file.purpose != "batch":
                 raise refusals.wrong_purpose(file.id, file.purpose)
-            if rows.num_open(found, batch.tenant) >= self.config.max_open:
-                raise refusals.too_many_open(self.config.max_open)
+            self._refuse_open(found, batch.tenant)
             rows.insert_batch(found, batch, file.folder)
 
         await self._change(work)
@@ -175,6 +178,24 @@ class JobStore:
 
         return await self._change(work)
 
+    async def resume(self, tenant: str, name: str) -> Batch:
+        """Let a batch go on that was cancelled or has expired. Raises StoredNotFound, also where its input is gone,
+        InvalidRequest and Overloaded."""
+
+        def work(found: Transaction) -> Batch:
+            before, now = rows.read_batch(found, tenant, name), clock.wall()
+            if before.endpoint == MESSAGES:
+                raise refusals.messages_not_resumed(name)
+            if before.status not in ("cancelled", "expired"):
+                raise refusals.cannot_resume(name, before.status)
+            rows.read_file(found, tenant, before.input_file_id, now, "input_file_id")
+            self._refuse_open(found, tenant)
+            after = machine.resumed(before, now)
+            rows.write_batch(found, after, now)
+            return after
+
+        return await self._change(work)
+
     # -- working on batches -----------------------------------------------------------------
 
     async def take(self, known: frozenset[str], most: int) -> list[tuple[Batch, Lease]]:
@@ -203,10 +224,14 @@ class JobStore:
         return await self._change(work)
 
     async def finish(self, lease: Lease, step: Callable[[Batch], Batch], files: list[StoredFile]) -> Batch:
-        """As ``change``, with the rows of its files of results in the same transaction."""
+        """As ``change``, with the rows of its files of results in the same transaction, in place of those that it had
+        before it was resumed."""
 
         def work(found: Transaction) -> Batch:
-            after = step(self._held(found, lease))
+            before = self._held(found, lease)
+            after = step(before)
+            for name in [] if before.former is None else before.former.ids:
+                rows.forget_file(found, lease.tenant, name)
             for file in files:
                 rows.insert_file(found, file)
             rows.write_batch(found, after, clock.wall())

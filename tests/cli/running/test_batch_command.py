@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from inferd.cli.main import main
 from inferd.cli.running import batch as command
 from inferd.cli.running import batch_runs
 from inferd.cli.running.batch_tables import write_table
+from inferd.cli.running.control import find_server
 
 PATH = "/v1/completions"
 
@@ -104,6 +106,24 @@ def test_what_the_server_refuses_is_told(server: Server, tmp_path: Path, capsys:
     assert "endpoint" in capsys.readouterr().err
     assert batch(server, "cancel", "batch_none") == 1
     assert "batch_none" in capsys.readouterr().err
+
+
+def test_a_cancelled_job_is_resumed_by_its_id(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(line(f"r{number}", PATH, prompt="hello", max_tokens=4) for number in range(200)))
+    made = command.uploaded(find_server(None, None, server.url, None), source)
+    body = {"input_file_id": made.id, "endpoint": PATH, "completion_window": "24h"}
+    name = httpx.post(f"{server.url}/v1/batches", json=body).json()["id"]
+    assert batch(server, "cancel", name) == 0
+    assert f"inferd batch resume {name}" in capsys.readouterr().out
+    assert batch(server, "wait", name, "-o", output) == 1
+    assert batch(server, "resume", name, "--output", output) == 0
+    assert [one["custom_id"] for one in written(output)] == [f"r{number}" for number in range(200)]
+    assert "200 of 200 requests answered" in capsys.readouterr().out
+    assert batch(server, "resume", name) == 1
+    assert "is completed" in capsys.readouterr().err
 
 
 def table(path: Path) -> list[dict[str, str]]:

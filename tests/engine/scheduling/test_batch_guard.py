@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.engine.scheduling.batch_guard import LEAST_BATCH, REMEMBERED, SHARE_EVERY, BatchGuard
+from inferd.engine.scheduling.batch_guard import (
+    FADE_EVERY,
+    LEAST_BATCH,
+    LIMIT_SHARE,
+    REMEMBERED,
+    SHARE_EVERY,
+    BatchGuard,
+)
 
 TOKENS = st.integers(1, 10_000)
 
@@ -27,15 +34,32 @@ def test_protection_ends_when_no_other_class_was_seen_for_long(seen_at: int, oth
         assert admits(guard, seen_at + later, num_running=16, available_blocks=0)
 
 
-@given(st.lists(TOKENS, min_size=1, max_size=30), st.floats(0, 1000))
-def test_a_steps_batch_work_is_at_most_half_of_the_largest_prefill_that_was_seen(
-    prefills: list[int], fixed: float
+@given(st.lists(TOKENS, min_size=1, max_size=30), st.floats(0, 1000), st.integers(0, FADE_EVERY - 1))
+def test_a_steps_batch_work_is_at_most_a_share_of_the_largest_prefill_that_was_seen(
+    prefills: list[int], fixed: float, step: int
 ) -> None:
     guard = BatchGuard()
+    guard.record_step(0, 1)
     for tokens in prefills:
         guard.record_prefill(tokens)
-    assert LEAST_BATCH <= guard.limit(fixed) <= max(max(prefills) / 2 + fixed / 20, LEAST_BATCH) + 1e-6
-    assert guard.limit(fixed) >= min(prefills) / 2 - 1e-6
+    limit = guard.limit(step, fixed)
+    assert LEAST_BATCH <= limit <= max(max(prefills) * LIMIT_SHARE + fixed / 20, LEAST_BATCH) + 1e-6
+    assert limit >= min(prefills) * LIMIT_SHARE - 1e-6
+
+
+@given(TOKENS, st.integers(0, REMEMBERED), st.integers(1, 64))
+def test_the_protection_fades_while_no_other_class_is_seen(prefill: int, passed: int, others: int) -> None:
+    guard = BatchGuard()
+    guard.record_step(0, others)
+    guard.record_prefill(prefill)
+    at_once = guard.limit(0, 10.0)
+    for step in range(1, passed + 1):
+        guard.record_step(step, 0)
+    assert guard.limit(passed, 10.0) == at_once * 2 ** (passed // FADE_EVERY)
+    if passed >= 6 * FADE_EVERY:
+        assert admits(guard, passed, num_running=13), "two of sixteen slots are kept free at most"
+    guard.record_step(passed + 1, others)
+    assert guard.limit(passed + 1, 10.0) == at_once
 
 
 @given(st.integers(0, 10_000), st.floats(LEAST_BATCH, 5000))

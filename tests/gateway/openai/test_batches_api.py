@@ -155,6 +155,25 @@ def test_a_batch_is_cancelled(serving: Serving, client: openai.OpenAI) -> None:
         client.batches.cancel(done.id)
 
 
+def test_a_cancelled_batch_is_resumed(serving: Serving, client: openai.OpenAI) -> None:
+    serving.server.router.script = None
+    made = begin(client, "\n".join([line("a"), line("b")]))
+    assert serving.server.router.submitted.acquire(timeout=60)
+    client.batches.cancel(made.id)
+    assert ended(client, made).status == "cancelled"
+    serving.server.reset()
+    path = f"/batches/{made.id}/resume"
+    with serving.client("sk-b") as other, pytest.raises(openai.NotFoundError):
+        other.post(path, cast_to=Batch)
+    assert client.post(path, cast_to=Batch).status == "in_progress"
+    batch = ended(client, made)
+    assert batch.status == "completed"
+    assert [one["custom_id"] for one in lines_of(client, batch.output_file_id)] == ["a", "b"]
+    assert batch.error_file_id is None
+    with pytest.raises(openai.BadRequestError, match="is completed"):
+        client.post(path, cast_to=Batch)
+
+
 def test_a_batch_whose_key_was_revoked_ends(serving: Serving, client: openai.OpenAI) -> None:
     serving.server.router.script = None
     made = begin(client, line("a"))

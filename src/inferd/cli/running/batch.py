@@ -19,14 +19,14 @@ import msgspec
 from inferd.cli.help import Commands
 from inferd.cli.running.batch_runs import Record, Run, Where
 from inferd.cli.running.batch_tables import check_table, in_order, is_table, requests_of, write_table
-from inferd.cli.running.control import WORK_S, Server, server_options, which_server
+from inferd.cli.running.control import WORK_S, Server, find_server, server_options, which_server
 from inferd.cli.terminal import ReportProgress, console, is_live, loading, note, warn
 from inferd.errors import InferdError, InvalidRequest
 from inferd.gateway.control import ServerReport
 from inferd.gateway.openai.batches import BatchList, BatchObject
 from inferd.gateway.openai.files import FileObject
 from inferd.gateway.openai.wire import ModelList
-from inferd.jobs.batch import MESSAGES
+from inferd.jobs.batch import BATCH_PREFIX, MESSAGES
 from inferd.jobs.survey import refuse_binary
 
 CHAT: Final = "/v1/chat/completions"
@@ -57,6 +57,7 @@ def command() -> None:
       inferd batch list
       inferd batch wait batch_1f0c --output output.jsonl
       inferd batch cancel batch_1f0c
+      inferd batch resume batch_1f0c --output output.jsonl
     """
 
 
@@ -138,19 +139,32 @@ def run(
 
 
 @command.command("resume")
-@click.argument("output", type=click.Path(path_type=Path, dir_okay=False), metavar="OUTPUT")
+@click.argument("what", metavar="OUTPUT|ID")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="File for the answers of the job ID."
+)
 @which_server
-def resume(output: Path, port: int | None, config: Path | None, url: str | None, key: str | None) -> int:
-    """Go on with a run that was interrupted, by the file that it writes.
+def resume(
+    what: str, output: Path | None, port: int | None, config: Path | None, url: str | None, key: str | None
+) -> int:
+    """Go on with a run or a job.
 
-    The server, or the model, is that of the run; the options name the server anew.
+    OUTPUT is the file of a run that was interrupted. Its server, or its model, is that of the run; the options name the
+    server anew. ID is a job that was cancelled or has expired: its requests without an answer are asked, and its
+    answers stay. With --output the command waits for its end and writes all of them.
 
     \b
-    Example:
+    Examples:
       inferd batch resume output.jsonl
+      inferd batch resume batch_1f0c --output output.jsonl
     """
-    run = Run(output)
+    run = Run(Path(what))
     found = run.record()
+    if found is None and what.startswith(BATCH_PREFIX):
+        return _resume_job(find_server(port, config, url, key), what, output)
+    if output is not None:
+        raise InvalidRequest(f"--output is for the id of a job; the run of {what} writes into {what}.")
+    output = Path(what)
     if found is None:
         raise InvalidRequest(
             f"No run into {output} was interrupted; 'inferd batch list' shows the jobs of a server, and 'inferd batch "
@@ -164,7 +178,23 @@ def resume(output: Path, port: int | None, config: Path | None, url: str | None,
             )
         where = Where(None, None, port, None if config is None else str(config.absolute()), url)
     with run.server(where, key) as server:
+        if _get(server, found.batch_id).status in ("cancelled", "expired"):
+            _resumed(server, found.batch_id)
         return _finish(server, found.batch_id, output, run)
+
+
+def _resume_job(server: Server, batch_id: str, output: Path | None) -> int:
+    if output is not None:
+        check_table(output)
+    batch = _resumed(server, batch_id)
+    if output is not None:
+        return _finish(server, batch_id, output)
+    click.echo(f"{batch.id} is {batch.status}; 'inferd batch wait {batch.id} -o FILE' writes its answers.")
+    return 0
+
+
+def _resumed(server: Server, batch_id: str) -> BatchObject:
+    return server.post(f"/v1/batches/{batch_id}/resume", BatchObject)
 
 
 @command.command("wait")
@@ -209,9 +239,10 @@ def show(server: Server, batch_id: str) -> None:
 @click.argument("batch_id", metavar="ID")
 @server_options
 def cancel(server: Server, batch_id: str) -> None:
-    """End a job; the answers so far stay."""
+    """End a job; the answers so far stay, and it can be resumed."""
     batch = server.post(f"/v1/batches/{batch_id}/cancel", BatchObject)
-    click.echo(f"{batch.id} is {batch.status}.")
+    hint = "" if batch.endpoint == MESSAGES else f"; 'inferd batch resume {batch.id}' asks what has no answer"
+    click.echo(f"{batch.id} is {batch.status}{hint}.")
 
 
 class _FirstBody(msgspec.Struct, frozen=True):

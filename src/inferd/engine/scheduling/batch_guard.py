@@ -2,18 +2,24 @@
 
 Two rules hold while other classes have had sequences within the last ``REMEMBERED`` steps:
 
-- A step computes batch work for at most half of the prefill that a first token of another class usually needs. While
-  such a token is due, only every ``SHARE_EVERY``-th step computes any.
+- A step computes batch work for at most three quarters of the prefill that a first token of another class usually
+  needs. While such a token is due, only every ``SHARE_EVERY``-th step computes any.
 - Batch sequences are admitted only where slots and blocks stay free for as many sequences of other classes as there
   usually are, up to half of all. Otherwise batch sequences would be admitted and displaced over and over.
+
+Both fade while no other class has sequences: the limit doubles every ``FADE_EVERY`` steps, and what is kept free is
+forgotten within about as many. So a batch job that is alone soon fills the steps.
 """
 
 from __future__ import annotations
 
 SHARE_EVERY = 8
 LEAST_BATCH = 8  # tokens of batch work that a step may always compute where no first token is due
-REMEMBERED = 16_384  # steps after which classes without sequences need no protection any more
-_DECAY = 1.0 - 1.0 / 4096  # of the peak, per step
+LIMIT_SHARE = 0.75  # of a usual prefill; from 0.9 on, first tokens take more than twice as long in some simulations
+FADE_EVERY = 256
+REMEMBERED = 4096  # steps after which classes without sequences need no protection any more
+_DECAY = 1.0 - 1.0 / 4096  # of the peak, per step with other classes
+_FADE = 1.0 - 1.0 / FADE_EVERY  # the same without them
 _SMOOTHING = 0.1  # weight of the newest value
 
 
@@ -30,7 +36,7 @@ class BatchGuard:
 
     def record_step(self, step: int, others: int) -> None:
         """``others``: sequences of other classes, waiting or running."""
-        self._peak_others = max(self._peak_others * _DECAY, others)
+        self._peak_others = max(self._peak_others * (_DECAY if others else _FADE), others)
         if others:
             self._active_until = step + REMEMBERED
 
@@ -45,12 +51,14 @@ class BatchGuard:
     def is_active(self, step: int) -> bool:
         return step < self._active_until
 
-    def limit(self, fixed_in_prefill: float) -> float:
+    def limit(self, step: int, fixed_in_prefill: float) -> float:
         """Prefill tokens of batch work in a step where no first token is due.
 
         ``fixed_in_prefill``: prefill tokens that cost as much as the fixed part of a step.
         """
-        return max(self._usual_prefill / 2 + fixed_in_prefill / 20, LEAST_BATCH)
+        passed = max(0, step - (self._active_until - REMEMBERED))  # steps without other classes
+        usual = max(self._usual_prefill * LIMIT_SHARE + fixed_in_prefill / 20, LEAST_BATCH)
+        return usual * 2.0 ** (passed // FADE_EVERY)
 
     def allowance(self, step: int, limit: float, *, first_token_due: bool) -> float:
         """Prefill tokens of batch work in this step."""

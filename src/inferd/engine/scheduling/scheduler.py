@@ -306,7 +306,7 @@ class Scheduler:
             budget.prefill = self._prefill_within_objective(self.tpot_s)
         if num_batch and self._guard.is_active(self._steps):
             budget.decode_cost = self.cost.decode_in_prefill
-            budget.batch_limit = self._guard.limit(self.cost.fixed_in_prefill)
+            budget.batch_limit = self._guard.limit(self._steps, self.cost.fixed_in_prefill)
             budget.batch = self._guard.allowance(
                 self._steps, budget.batch_limit, first_token_due=self._is_first_token_due()
             )

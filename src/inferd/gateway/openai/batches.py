@@ -1,4 +1,4 @@
-"""Batches: POST and GET of /v1/batches, GET and cancel of one."""
+"""Batches: POST and GET of /v1/batches; GET, cancel and resume of one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inferd.gateway.generation.writer import encode
 from inferd.gateway.idempotency import asks_for_repetition, repeated
 from inferd.gateway.jobs.contents import jobs_of
 from inferd.gateway.openai.files import MAX_BATCHES, ends_of, life_of, page_query
-from inferd.jobs.batch import WINDOW_S, Batch, Status, new_id
+from inferd.jobs.batch import BATCH_PREFIX, WINDOW_S, Batch, Status, new_id
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _INFER: Final = re.compile(r"/v2/models/(?P<model>[^/].*?)(?:/versions/[^/]+)?/infer")
@@ -146,7 +146,7 @@ async def create(context: Context, call: Call, rest: str) -> Answer:
     lasts = body.output_expires_after
     now = clock.wall()
     batch = Batch(
-        id=new_id("batch_"),
+        id=new_id(BATCH_PREFIX),
         tenant=call.principal.tenant,
         key_id=call.principal.key_id,
         endpoint=body.endpoint,
@@ -186,6 +186,17 @@ async def cancel(context: Context, call: Call, rest: str) -> Answer:
     store = jobs_of(context)
     await in_task()
     return Response(200, encode(batch_object(await store.cancel(call.principal.tenant, rest))))
+
+
+async def resume(context: Context, call: Call, rest: str) -> Answer:
+    """inferd's own. Raises StoredNotFound, InvalidRequest for a batch that is neither cancelled nor expired, and
+    Overloaded."""
+    store = jobs_of(context)
+    await in_task()
+    batch = await store.resume(call.principal.tenant, rest)
+    assert context.jobs is not None, "there is a store"
+    context.jobs.wake()
+    return Response(200, encode(batch_object(batch)))
 
 
 def _checked(body: BatchRequest) -> str | None:

@@ -63,4 +63,9 @@ JOB_ROUTES: Final = (
         response=batches.BatchObject,
         statuses=_FOUND,
     ),
+    Route(
+        *("POST", f"{_BATCH}/resume", "infer", batches.resume, "Let a cancelled or expired batch go on."),
+        response=batches.BatchObject,
+        statuses=(*_FOUND[:4], 429, 503),
+    ),
 )
