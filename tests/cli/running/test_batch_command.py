@@ -16,18 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.gateway.jobs.serving_jobs import line
+from tests.predict.small_onnx import identity
 from tests.server_process import Server, running
 from tests.worker.watching import until_now
 
 from inferd.cli.main import main
 from inferd.cli.running import batch as command
 from inferd.cli.running import batch_runs
-from inferd.cli.running.batch_tables import write_table
+from inferd.cli.running.batch_tables import requests_of, write_table
+from inferd.cli.running.batch_tensors import output_cells, tensor_bodies
 from inferd.cli.running.control import find_server
+from inferd.errors import InvalidRequest
+from inferd.gateway.kserve.models import ModelCondition, ModelMetadata, TensorMetadata
 
 PATH = "/v1/completions"
 
@@ -282,3 +287,97 @@ def test_a_job_with_a_model_of_its_own_survives_its_end(tmp_path: Path) -> None:
     subprocess.run([*inferd, "resume", output], check=True)
     assert [one["custom_id"] for one in written(output)] == [f"r{number}" for number in range(200)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+def test_a_table_of_features_becomes_a_table_of_outputs(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text("custom_id,width,height\na,1.5,2\n,3,-4.25\nb,1,\n")
+    asked = ["batch", "run", str(source), "-o", str(output), "--model", str(identity(tmp_path / "sums.onnx"))]
+    assert main(asked) == 1
+    assert not output.exists(), "the third row has one value of two"
+    source.write_text("custom_id,width,height\na,1.5,2\n,3,-4.25\n")
+    assert main(asked) == 0
+    rows = table(output)
+    assert [(row["custom_id"], row["status"], json.loads(row["y"])) for row in rows] == [
+        ("a", "200", [1.5, 2.0]),
+        ("row-2", "200", [3.0, -4.25]),
+    ]
+    assert list(rows[0]) == ["custom_id", "status", "y", "error", "body"]
+    assert json.loads(rows[0]["body"])["outputs"][0]["shape"] == [1, 2]
+
+
+def contract(*inputs: TensorMetadata, outputs: tuple[TensorMetadata, ...] = ()) -> ModelMetadata:
+    condition = ModelCondition(
+        condition="warm", state="ready", replicas_ready=1, replicas=1, waiting=0, tasks="predict", dtype="",
+        max_batch_size=8, fingerprint="", batch_invariant=True,
+    )  # fmt: skip
+    return ModelMetadata(name="m", versions=(), platform="onnx", inputs=inputs, outputs=outputs, parameters=condition)
+
+
+MIXED = contract(
+    TensorMetadata("age", "INT64", (-1,)),
+    TensorMetadata("score", "FP32", (-1, 1)),
+    TensorMetadata("name", "BYTES", (-1,)),
+    TensorMetadata("image", "FP32", (-1, 2, 2)),
+)
+
+
+def test_columns_are_the_inputs_of_their_names() -> None:
+    body = tensor_bodies(MIXED)({"age": "41", "score": 2.5, "name": "12", "image": "[[1, 2], [3, 4]]"})
+    assert body["inputs"] == [
+        {"name": "age", "datatype": "INT64", "shape": [1], "data": [41]},
+        {"name": "score", "datatype": "FP32", "shape": [1, 1], "data": [[2.5]]},
+        {"name": "name", "datatype": "BYTES", "shape": [1], "data": ["12"]},
+        {"name": "image", "datatype": "FP32", "shape": [1, 2, 2], "data": [[[1, 2], [3, 4]]]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [("age\nforty\n", "Row 1.*'forty' in the column 'age'"), ("height\n3\n", "Row 1.*'height'.*age \\(INT64")],
+)
+def test_a_row_that_is_no_request_is_told_with_its_column(tmp_path: Path, cells: str, words: str) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text(cells)
+    with pytest.raises(InvalidRequest, match=words):
+        list(requests_of(source, "/v2/models/m/infer", tensor_bodies(MIXED)))
+
+
+@given(
+    shape=st.lists(st.integers(1, 3), max_size=3),
+    is_flat=st.booleans(),
+)
+def test_an_output_keeps_its_values_and_its_shape(shape: list[int], is_flat: bool) -> None:
+    values = np.arange(int(np.prod(shape)), dtype=np.float32).reshape([1, *shape])
+    data = values.ravel().tolist() if is_flat else values.tolist()
+    body = {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, *shape], "data": data}]}
+    (cell, missing) = output_cells(
+        body, [TensorMetadata("y", "FP32", (-1, *shape)), TensorMetadata("z", "FP32", (-1,))]
+    )
+    assert missing is None
+    found = json.loads(cell) if isinstance(cell, str) else cell
+    assert np.array_equal(np.asarray(found, np.float32).ravel(), values.ravel())
+    if values.size > 1:
+        assert np.shape(found) == tuple(shape)
+
+
+def test_outputs_are_columns_of_their_types_in_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    outputs = (
+        TensorMetadata("label", "BYTES", (-1,)), TensorMetadata("status", "FP32", (-1, 1)),
+        TensorMetadata("scores", "FP64", (-1, 3)), TensorMetadata("count", "INT32", (-1,)),
+    )  # fmt: skip
+    shapes: list[tuple[TensorMetadata, list[int], list[Any]]] = [
+        (outputs[0], [1], ["cat"]), (outputs[1], [1, 1], [0.5]), (outputs[2], [1, 3], [1, 2, 3]), (outputs[3], [1], [7])
+    ]  # fmt: skip
+    given_outputs = [
+        {"name": spec.name, "datatype": spec.datatype, "shape": shape, "data": data} for spec, shape, data in shapes
+    ]
+    good = {"custom_id": "a", "response": {"status_code": 200, "body": {"outputs": given_outputs}}, "error": None}
+    bad = {"custom_id": "b", "response": None, "error": {"message": "no"}}
+    path = tmp_path / "out.parquet"
+    write_table(path, iter([json.dumps(good).encode(), json.dumps(bad).encode()]), outputs)
+    first, second = parquet.read_table(path).to_pylist()
+    assert (first["label"], first["output_status"], first["count"]) == ("cat", 0.5, 7)
+    assert json.loads(first["scores"]) == [1, 2, 3]
+    assert (second["label"], second["count"], second["error"]) == (None, None, "no")

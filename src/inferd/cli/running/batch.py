@@ -18,7 +18,8 @@ import msgspec
 
 from inferd.cli.help import Commands
 from inferd.cli.running.batch_runs import Record, Run, Where
-from inferd.cli.running.batch_tables import check_table, in_order, is_table, requests_of, write_table
+from inferd.cli.running.batch_tables import check_table, in_order, is_table, requests_of, text_bodies, write_table
+from inferd.cli.running.batch_tensors import contract_of, infer_endpoint, infers, tensor_bodies
 from inferd.cli.running.control import WORK_S, Server, find_server, server_options, which_server
 from inferd.cli.terminal import ReportProgress, console, is_live, loading, note, warn
 from inferd.errors import InferdError, InvalidRequest
@@ -30,6 +31,7 @@ from inferd.jobs.batch import BATCH_PREFIX, MESSAGES
 from inferd.jobs.survey import refuse_binary
 
 CHAT: Final = "/v1/chat/completions"
+EMBEDDINGS: Final = "/v1/embeddings"
 POLL_S: Final = 0.5
 PIECE_BYTES: Final = 1 << 20
 MAX_FIRST_BYTES: Final = 16 << 20
@@ -81,7 +83,11 @@ _OUTPUT = click.option(
     default=None,
     help="Load this model for the job, without a server that runs: a SOURCE as of 'inferd serve'.",
 )
-@click.option("--endpoint", default=None, help="Of the rows of a table.  [default: /v1/chat/completions]")
+@click.option(
+    "--endpoint",
+    default=None,
+    help="Of the rows of a table.  [default: /v1/chat/completions, or what the model can do]",
+)
 @click.option("--name", default=None, help="The model that rows of a table ask.  [default: the only one that can]")
 @which_server
 def run(
@@ -99,6 +105,7 @@ def run(
 
     A row of a table is a request, and its columns are fields of the body: 'prompt' (and 'system') of a conversation or
     text, 'input' of embeddings, 'max_tokens' and so on. 'custom_id' names the row. Parquet needs the package pyarrow.
+    For a model that predicts, columns are its inputs, and its outputs are columns of the answers.
 
     Ctrl-C leaves the job: 'inferd batch resume OUTPUT' goes on from there. Exit code 0 when every request was answered,
     1 otherwise.
@@ -108,6 +115,7 @@ def run(
       inferd batch run input.jsonl -o output.jsonl
       inferd batch run input.jsonl -o output.jsonl --model ./my-model
       inferd batch run prompts.csv -o answers.csv --name demo
+      inferd batch run flowers.csv -o kinds.csv --name iris
     """
     for table in (source, output):
         check_table(table)
@@ -124,9 +132,12 @@ def run(
     where = Where(model, served_as, port, None if config is None else str(config.absolute()), url)
     with run.server(where, key) as server:
         if first is None:
-            asked = endpoint or CHAT
-            lines = requests_of(source, asked, name or _only_model(server, asked))
-            file = _uploaded_lines(server, source, lines)
+            asked = endpoint or _endpoint_of(server, name)
+            if infers(asked):
+                bodies = tensor_bodies(contract_of(server, asked))
+            else:
+                bodies = text_bodies(asked, name or _only_model(server, asked))
+            file = _uploaded_lines(server, source, requests_of(source, asked, bodies))
         else:
             asked, file = first.url, uploaded(server, source)
         body = msgspec.json.encode({"input_file_id": file.id, "endpoint": asked, "completion_window": "24h"})
@@ -279,9 +290,20 @@ def first_of(source: Path) -> First:
     raise InvalidRequest(f"{source} has no requests; write one in each line.")
 
 
+def _endpoint_of(server: Server, name: str | None) -> str:
+    """Where rows of a table are asked: conversations, unless the model that is named, or the only one, predicts."""
+    cards = server.get("/v1/models", ModelList).data
+    if name is None and len(cards) == 1:
+        name = cards[0].id
+    tasks = next((card.tasks for card in cards if card.id == name), None)
+    if name is None or tasks is None or "generate" in tasks:
+        return CHAT
+    return EMBEDDINGS if "embed" in tasks else infer_endpoint(name)
+
+
 def _only_model(server: Server, endpoint: str) -> str:
     """The only model of a server that an endpoint asks. Raises InvalidRequest."""
-    task = "embed" if endpoint == "/v1/embeddings" else "generate"
+    task = "embed" if endpoint == EMBEDDINGS else "generate"
     able = [card.id for card in server.get("/v1/models", ModelList).data if card.tasks is None or task in card.tasks]
     if len(able) != 1:
         names = ", ".join(able) or "no model that can"
@@ -378,7 +400,8 @@ def _write_table(server: Server, batch: BatchObject, output: Path, answered: Pat
                 iter(stack.enter_context(path.open("rb"))) if path.exists() else iter(()) for path in (answered, errors)
             ]
             lines = server.lines(f"/v1/files/{batch.input_file_id}/content", WORK_S)
-            write_table(part, in_order(lines, *files))
+            outputs = contract_of(server, batch.endpoint).outputs if infers(batch.endpoint) else None
+            write_table(part, in_order(lines, *files), outputs)
         part.replace(output)
     except OSError as error:
         raise InvalidRequest(f"{output} cannot be written: {error.strerror}.") from None

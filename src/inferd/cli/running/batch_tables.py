@@ -2,7 +2,8 @@
 
 A row is a request. The column ``custom_id`` names it; without it the name is ``row-`` and the number. Every other
 column is a field of the request's body; an empty cell leaves it out. Of a conversation ``prompt`` is the user's message
-and ``system`` the one before it. Reads and writes row by row, Parquet files with pyarrow.
+and ``system`` the one before it.
+Columns of models that predict are in ``batch_tensors``. Reads and writes row by row, Parquet files with pyarrow.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import contextlib
 import csv
 import importlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from inferd.cli.running.batch_tensors import Bodies, is_scalar, output_cells
 from inferd.errors import InvalidRequest
+from inferd.gateway.kserve.models import TensorMetadata
 
 TABLES: Final = (".csv", ".parquet")
 MAX_CELL_BYTES: Final = 64 * 1024 * 1024
@@ -47,11 +50,11 @@ def check_table(path: Path) -> None:
 # -- requests ---------------------------------------------------------------------------------
 
 
-def requests_of(path: Path, endpoint: str, model: str) -> Iterator[bytes]:
-    """The lines of a batch's input. ``model``: of rows that name none. Raises InvalidRequest."""
+def requests_of(path: Path, endpoint: str, body_of: Bodies) -> Iterator[bytes]:
+    """The lines of a batch's input. Raises InvalidRequest."""
     number = 0
     for number, row in enumerate(_rows(path), 1):
-        yield _request(path, number, row, endpoint, model)
+        yield _request(path, number, row, endpoint, body_of)
     if not number:
         raise InvalidRequest(f"{path} has no rows; write one request in each, below the names of the columns.")
 
@@ -91,24 +94,36 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         raise InvalidRequest(f"{path} cannot be read as a Parquet file: {error}.") from None
 
 
-def _request(path: Path, number: int, row: Row, endpoint: str, model: str) -> bytes:
-    body = {name: _cell(name, value) for name, value in row.items() if value is not None and value != ""}
-    name = str(body.pop("custom_id", f"row-{number}"))
-    body.setdefault("model", model)
-    if endpoint == _CHAT and "messages" not in body:
-        prompt, system = body.pop("prompt", None), body.pop("system", None)
-        if prompt is None:
-            raise InvalidRequest(
-                f"Row {number} of {path} has no prompt; {endpoint} needs the column 'prompt', or 'messages' with JSON."
-            )
-        said = [] if system is None else [{"role": "system", "content": system}]
-        body["messages"] = [*said, {"role": "user", "content": prompt}]
+def _request(path: Path, number: int, row: Row, endpoint: str, body_of: Bodies) -> bytes:
+    cells = {name: value for name, value in row.items() if value is not None and value != ""}
+    name = str(cells.pop("custom_id", f"row-{number}"))
+    try:
+        body = body_of(cells)
+    except ValueError as error:
+        raise InvalidRequest(f"Row {number} of {path} {error}") from None
     try:
         return _encode({"custom_id": name, "method": "POST", "url": endpoint, "body": body}) + b"\n"
     except TypeError as error:
         raise InvalidRequest(
             f"Row {number} of {path} has a value that is no JSON ({error}); write it as text."
         ) from None
+
+
+def text_bodies(endpoint: str, model: str) -> Bodies:
+    """How rows become requests of a model that reads texts. ``model``: of rows that name none."""
+
+    def body(row: Row) -> dict[str, Any]:
+        made = {name: _cell(name, value) for name, value in row.items()}
+        made.setdefault("model", model)
+        if endpoint == _CHAT and "messages" not in made:
+            prompt, system = made.pop("prompt", None), made.pop("system", None)
+            if prompt is None:
+                raise ValueError(f"has no prompt; {endpoint} needs the column 'prompt', or 'messages' with JSON.")
+            said = [] if system is None else [{"role": "system", "content": system}]
+            made["messages"] = [*said, {"role": "user", "content": prompt}]
+        return made
+
+    return body
 
 
 def _cell(name: str, value: Any) -> Any:
@@ -144,7 +159,17 @@ class _Id(msgspec.Struct, frozen=True):
 
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-_COLUMNS: Final = ("custom_id", "status", "answer", "error", "input_tokens", "output_tokens", "body")
+_COLUMNS: Final = {
+    "custom_id": "string",
+    "status": "int64",
+    "answer": "string",
+    "error": "string",
+    "input_tokens": "int64",
+    "output_tokens": "int64",
+    "body": "string",
+}
+"""The columns of a table of texts, and their types in pyarrow."""
+
 _result_decoder: Final = msgspec.json.Decoder(_Result)
 _id_decoder: Final = msgspec.json.Decoder(_Id)
 
@@ -162,11 +187,33 @@ def in_order(lines: Iterable[bytes], answers: Iterator[bytes], errors: Iterator[
             yield error
 
 
-def write_table(path: Path, results: Iterator[bytes]) -> None:
-    """Write results as a table. Raises OSError."""
-    rows = (_row(_result_decoder.decode(line)) for line in results)
+def write_table(path: Path, results: Iterator[bytes], outputs: Sequence[TensorMetadata] | None = None) -> None:
+    """Write results as a table. ``outputs``: of the model, where it predicts. Raises OSError."""
+    columns = _COLUMNS if outputs is None else _columns_of(outputs)
+    rows = (_row(_result_decoder.decode(line), outputs) for line in results)
     writing = _write_parquet if path.suffix.lower() == ".parquet" else _write_csv
-    writing(path, rows)
+    writing(path, columns, rows)
+
+
+def _columns_of(outputs: Sequence[TensorMetadata]) -> dict[str, str]:
+    """The columns of a table of predictions. An output has another column's name with ``output_`` before it."""
+    kept = ("custom_id", "status", "error", "body")
+    own = {
+        f"output_{spec.name}" if spec.name in kept else spec.name: _arrow_type(spec.datatype)
+        if is_scalar(spec)
+        else "string"
+        for spec in outputs
+    }
+    return {"custom_id": "string", "status": "int64", **own, "error": "string", "body": "string"}
+
+
+def _arrow_type(datatype: str) -> str:
+    """Of a column with values of an output's datatype."""
+    if datatype.startswith(("FP", "BF")):
+        return "float64"
+    if datatype == "BOOL":
+        return "bool_"
+    return "string" if datatype == "BYTES" else "uint64" if datatype == "UINT64" else "int64"
 
 
 def _name_of(line: bytes) -> str | None:
@@ -176,20 +223,19 @@ def _name_of(line: bytes) -> str | None:
         return None
 
 
-def _row(result: _Result) -> tuple[Any, ...]:
+def _row(result: _Result, outputs: Sequence[TensorMetadata] | None) -> tuple[Any, ...]:
     response = result.response or _Response()
     body = response.body if isinstance(response.body, dict) else {}
     given = body.get("usage")
     usage: dict[str, Any] = given if isinstance(given, dict) else {}
     failed = response.status_code >= 400 or result.error is not None
-    return (
-        result.custom_id,
-        response.status_code or None,
-        None if failed else _answer(body),
-        _reason(result, body) if failed else None,
-        *(usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) for old, new in _SIDES),
-        None if result.response is None else _encode(response.body).decode(),
-    )
+    begin = (result.custom_id, response.status_code or None)
+    error = _reason(result, body) if failed else None
+    whole = None if result.response is None else _encode(response.body).decode()
+    if outputs is not None:
+        return (*begin, *output_cells({} if failed else body, outputs), error, whole)
+    tokens = (usage.get(f"{old}_tokens", usage.get(f"{new}_tokens")) for old, new in _SIDES)
+    return (*begin, None if failed else _answer(body), error, *tokens, whole)
 
 
 _SIDES: Final = (("prompt", "input"), ("completion", "output"))
@@ -223,10 +269,10 @@ def _last(value: Any) -> dict[str, Any] | None:
     return _first(value[::-1]) if isinstance(value, list) else None
 
 
-def _write_csv(path: Path, rows: Iterator[tuple[Any, ...]]) -> None:
+def _write_csv(path: Path, columns: Mapping[str, str], rows: Iterator[tuple[Any, ...]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(_COLUMNS)
+        writer.writerow([_inert(name) for name in columns])
         for row in rows:
             writer.writerow([_inert(cell) for cell in row])
 
@@ -237,15 +283,14 @@ def _inert(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
-def _write_parquet(path: Path, rows: Iterator[tuple[Any, ...]]) -> None:
+def _write_parquet(path: Path, columns: Mapping[str, str], rows: Iterator[tuple[Any, ...]]) -> None:
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
-    numbers = ("status", "input_tokens", "output_tokens")
-    schema = arrow.schema([(name, arrow.int64() if name in numbers else arrow.string()) for name in _COLUMNS])
+    schema = arrow.schema([(name, getattr(arrow, kind)()) for name, kind in columns.items()])
     with parquet.ParquetWriter(path, schema) as writer:
         for some in _groups(rows, _ROWS):
-            columns = [list(column) for column in zip(*some, strict=True)]
-            writer.write_table(arrow.table(dict(zip(_COLUMNS, columns, strict=True)), schema))
+            cells = [list(column) for column in zip(*some, strict=True)]
+            writer.write_table(arrow.table(dict(zip(columns, cells, strict=True)), schema))
 
 
 def _groups(rows: Iterator[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
