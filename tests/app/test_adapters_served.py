@@ -19,8 +19,10 @@ from tests.predict.live import Address, serving
 from tests.worker.watching import until_now
 
 from inferd.cli.main import main
+from inferd.engine.watermark import Watermark
 
 KEY: list[str] = []
+WATERMARK_KEY = 15485863
 PROMPT = "The quick brown fox jumps over the lazy dog"
 
 
@@ -30,6 +32,7 @@ def root(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("one", "two", "three")):
         write_adapter(root / name, tiny_model, seed=seed, rank=8 << seed)
     (root / "broken").mkdir()
+    (root / "watermark.key").write_text(f"{WATERMARK_KEY}\n")
     (root / "elsewhere").symlink_to("/etc")
     return root
 
@@ -43,6 +46,7 @@ def settings(root: Path, base: Path) -> dict[str, Any]:
             "max_model_len": 128,
             "adapters": {"one": str(root / "one"), "lost": str(root / "broken")},
             "adapter_roots": [str(root)],
+            "watermark": {"key_file": str(root / "watermark.key"), "apply": "requested", "bias": 6.0},
         }
     }
 
@@ -116,6 +120,23 @@ def test_an_adapter_of_the_configuration_is_a_model_of_its_own(server: Address) 
         answer(server, "lost")
     assert completion(server, "base")["system_fingerprint"] != completion(server, "one")["system_fingerprint"]
     assert 'model="one"' in httpx.get(f"{server.url}/metrics", headers=headers()).text
+
+
+@pytest.mark.parametrize("model", ["base", "one"])
+def test_a_watermark_is_asked_for_over_http_and_found_in_the_tokens(
+    server: Address, tiny_model: Path, model: str
+) -> None:
+    vocab_size = json.loads((tiny_model / "config.json").read_text())["vocab_size"]
+    mark = Watermark(WATERMARK_KEY, vocab_size, 0.25, 6.0)
+    asked = {"model": model, "max_tokens": 80, "ignore_eos": True, "seed": 3, "return_token_ids": True}
+    bodies = {"completions": {"prompt": PROMPT}, "chat/completions": {"messages": [{"role": "user", "content": "hi"}]}}
+    for path, body in bodies.items():
+        marked = post(server, path, **asked, **body, watermark=True)
+        assert marked.headers.get("x-inferd-watermark") == "kgw", marked.text
+        assert mark.score(marked.json()["choices"][0]["token_ids"]).z > 6
+        plain = post(server, path, **asked, **body)
+        assert "x-inferd-watermark" not in plain.headers
+        assert mark.score(plain.json()["choices"][0]["token_ids"]).z < 4
 
 
 def test_adapters_come_and_go_while_the_server_runs(server: Address, root: Path, tiny_model: Path) -> None:

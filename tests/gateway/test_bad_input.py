@@ -54,6 +54,7 @@ SWITCHES = [
     "ignore_eos",
     "use_beam_search",
     "skip_special_tokens",
+    "watermark",
     "return_token_ids",
 ]
 HOSTILE = [

@@ -179,7 +179,7 @@ def test_every_knob_reaches_the_engine_and_is_marked_as_the_clients(server: Runn
         "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3, "logit_bias": {"5": -100},
         "bad_words": ["no"], "allowed_token_ids": [1, 2], "stop": ["x", "y"], "stop_token_ids": [9], "ignore_eos": True,
         "include_stop_str_in_output": True, "n": 2, "skip_special_tokens": False, "spaces_between_special_tokens": False,
-        "length_penalty": 1.5,
+        "length_penalty": 1.5, "watermark": True,
     }  # fmt: skip
     extra = {"priority": -1, "timeout": 9, "cache_salt": "s", "truncate_prompt_tokens": 10, "add_special_tokens": True}
     reply = post(server, "/v1/chat/completions", {"messages": HI, **knobs, **extra}, **{"x-inferd-timeout": "2.5"})

@@ -46,6 +46,7 @@ _SWITCHES: Final = (
     "use_beam_search",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "watermark",
 )
 
 _REMEDY: Final[dict[str, str]] = {

@@ -93,6 +93,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
+    watermark: bool | None = None  # inferd's own: true asks for the model's watermark
     # the request
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
