@@ -598,6 +598,14 @@ class StepParts(msgspec.Struct, frozen=True, array_like=True):
 STEP_PARTS: Final = StepParts.__struct_fields__
 
 
+class AdapterUse(msgspec.Struct, frozen=True, array_like=True):
+    """Which adapters of a model the sequences of a replica use."""
+
+    num_loaded: int = 0
+    running: tuple[str, ...] = ()  # names, sorted
+    waiting: tuple[str, ...] = ()
+
+
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
     """Counts after one step, from which metrics are made."""
 
@@ -625,3 +633,4 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     not_batched: str = ""  # this step: why predictions are computed one by one after it
     num_invalid: int = 0  # this step: constrained answers that do not satisfy their schema, and were not sent
     num_unmatched: int = 0  # this step: calls that do not match a schema that is not enforced, and were sent
+    adapters: AdapterUse = AdapterUse()

@@ -109,6 +109,20 @@ def test_a_row_has_the_bits_that_it_has_alone(engine: Engine, wanted: list[tuple
         assert (alone.tokens(), logprobs(alone)) == (found.tokens(), logprobs(found))
 
 
+def test_a_step_tells_which_adapters_its_sequences_use(engine: Engine) -> None:
+    one, two = sorted(engine.info.adapters)[:2]
+    for name, adapter in (("a", two), ("b", one), ("c", one), ("d", "")):
+        engine.add(engine.prepare(request(name, PROMPT, adapter)), 0.0)
+    used = engine.step(0.0)[1].adapters
+    loaded = sum(state.failure is None for state in engine.info.adapters.values())
+    assert (used.num_loaded, used.running, used.waiting) == (loaded, (one, two), ())
+    for name in "abcd":
+        engine.cancel(name)
+    while engine.due(0.0) is not None:
+        used = engine.step(0.0)[1].adapters
+    assert (used.running, used.waiting) == ((), ())
+
+
 def test_the_prefix_cache_of_one_adapter_is_not_read_by_another(engine: Engine) -> None:
     engine.pool.clear_cache()
 

@@ -36,6 +36,7 @@ from inferd.types import StepParts, Timings, Usage
 _MADE_WHEN_FIRST_TOLD = (
     "http_",
     "replica_load_seconds",
+    "adapters_info",
     "cache_config_info",
     "config_digest_info",
     "pipeline_step",

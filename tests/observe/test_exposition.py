@@ -18,12 +18,13 @@ from inferd.observe import Observer
 from inferd.observe import metrics as m
 from inferd.observe.aliases import ALIASES
 from inferd.observe.page import as_page
-from inferd.types import StepStats, Timings, Usage
+from inferd.types import AdapterUse, StepStats, Timings, Usage
 
 EXPECTED_OF_VLLM = re.findall(
     r"\w+",
     """
 num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc cache_config_info
+lora_requests_info
 prompt_tokens_total generation_tokens_total request_success_total num_preemptions_total prefix_cache_queries_total
 prefix_cache_hits_total prompt_tokens_cached_total admission_rejections_total time_to_first_token_seconds
 inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds
@@ -53,7 +54,14 @@ def a_busy_observer(aliases: Sequence[AliasDialect] = ()) -> Observer:
         StepDone(
             model="tiny",
             replica=0,
-            stats=StepStats(step_sequences=1, step_tokens=3, step_s=0.1, blocks_total=9, blocks_used=3),
+            stats=StepStats(
+                step_sequences=1,
+                step_tokens=3,
+                step_s=0.1,
+                blocks_total=9,
+                blocks_used=3,
+                adapters=AdapterUse(2, ("one",), ("two",)),
+            ),
         )
     )
     timings = Timings(0.1, 0.2, 0.3, 0.4, 0.9)

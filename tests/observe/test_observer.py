@@ -18,7 +18,7 @@ from inferd.errors import InferdError
 from inferd.events import Event, HttpServed, QueueChanged, ReplicaChanged, RequestEnded, RequestRefused, StepDone
 from inferd.observe import Observer
 from inferd.observe import metrics as m
-from inferd.types import StepStats, Timings, Usage
+from inferd.types import AdapterUse, StepStats, Timings, Usage
 
 Labels = frozenset[tuple[str, str]]
 
@@ -235,6 +235,27 @@ def test_a_loaded_replica_describes_itself_anew_each_time() -> None:
     assert read(observer, "inferd_replica_resident_memory_bytes", **OURS) == 5_000
     assert read(observer, "inferd_replica_state", **OURS, state="ready") == 1
     assert read(observer, "inferd_replica_state", **OURS, state="starting") == 0
+
+
+def test_the_adapters_of_a_replicas_sequences_are_one_series_that_changes() -> None:
+    observer = Observer(models={"tiny": 1}, aliases=("vllm",), stream=io.StringIO(), wall=lambda: 1234.0)
+
+    def told(name: str, *uses: AdapterUse) -> list[dict[str, str]]:
+        for use in uses:
+            observer.emit(StepDone(model="tiny", replica=0, stats=StepStats(step_sequences=1, adapters=use)))
+        assert {value for (found, _), value in samples(observer).items() if found == name} <= {1234.0}
+        return [dict(labels) for found, labels in samples(observer) if found == name]
+
+    vllm = "vllm:lora_requests_info"
+    assert told(vllm) == told(vllm, AdapterUse()) == []
+    whole = {"model_name": "tiny", "engine": "0", "max_lora": "3"}
+    assert told(vllm, AdapterUse(3, ("a", "b"), ("c",))) == [
+        {**whole, "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
+    ]
+    assert told(vllm, AdapterUse(3)) == [{**whole, "running_lora_adapters": "", "waiting_lora_adapters": ""}]
+    assert [one["max_adapters"] for one in told("inferd_adapters_info")] == ["3"]
+    observer.emit(ReplicaChanged(model="tiny", replica=0, state="died"))
+    assert told(vllm) == []
 
 
 def test_labels_are_a_closed_set_whatever_clients_send() -> None:

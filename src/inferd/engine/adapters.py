@@ -54,6 +54,10 @@ class Adapters:
         """Every adapter that was asked for, by name: what is loaded, and why the last load failed."""
         return dict(self._states)
 
+    @property
+    def num_loaded(self) -> int:
+        return len(self._loaded)
+
     def find(self, name: str) -> LoadedAdapter:
         """Raises ModelNotFound."""
         adapter = self._loaded.get(name)

@@ -31,9 +31,11 @@ from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.speculation import Speculation
 from inferd.engine.step_clock import StepClock
 from inferd.errors import InferdError, InvalidRequest, Overloaded
+from inferd.native.low_rank import LoadedAdapter
 from inferd.structured.guide import INVALID_ANSWER, Guide
 from inferd.types import (
     AdapterState,
+    AdapterUse,
     Chat,
     GenerateRequest,
     Handed,
@@ -714,7 +716,18 @@ class Engine:
             parts=self._clock.parts(),
             num_invalid=num_invalid,
             num_unmatched=num_unmatched,
+            adapters=self._adapter_use(),
         )
+
+    def _adapter_use(self) -> AdapterUse:
+        adapters = self._preparer.adapters
+        num_loaded = 0 if adapters is None else adapters.num_loaded
+        names: tuple[set[str], set[str]] = set(), set()
+        for sequence in self._scheduler.sequences if num_loaded else ():
+            if isinstance(sequence.adapter, LoadedAdapter):
+                names[sequence.is_running].add(sequence.adapter.name)
+        waiting, running = names
+        return AdapterUse(num_loaded, tuple(sorted(running)), tuple(sorted(waiting)))
 
 
 def _all_news(generation: Generation, now: float) -> Output:

@@ -19,7 +19,14 @@ Labels = tuple[str, ...]
 
 # Names of labels in other servers' metrics.
 _LABELS: dict[AliasDialect, dict[str, str]] = {
-    "vllm": {"model": "model_name", "replica": "engine", "num_blocks": "num_gpu_blocks"},
+    "vllm": {
+        "model": "model_name",
+        "replica": "engine",
+        "num_blocks": "num_gpu_blocks",
+        "max_adapters": "max_lora",
+        "running_adapters": "running_lora_adapters",
+        "waiting_adapters": "waiting_lora_adapters",
+    },
     "triton": {"uuid": "gpu_uuid"},
     "fastapi": {"route": "handler"},
 }
@@ -159,6 +166,7 @@ ALIASES: tuple[Alias, ...] = (
     _vllm("vllm:spec_decode_num_draft_tokens_total", of=m.DRAFTED_TOKENS),
     _vllm("vllm:spec_decode_num_accepted_tokens_total", of=m.ACCEPTED_TOKENS),
     _vllm("vllm:cache_config_info", of=m.CACHE_CONFIG),
+    _vllm("vllm:lora_requests_info", of=m.ADAPTERS_INFO),
     # Names that vLLM has removed and that dashboards still ask for.
     _vllm("vllm:time_per_output_token_seconds", of=m.INTER_TOKEN_S),
     _vllm("vllm:gpu_cache_usage_perc", of=m.KV_USAGE),

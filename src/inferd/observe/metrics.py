@@ -409,6 +409,14 @@ CACHE_CONFIG = Metric(
     "ReplicaChanged",
 )
 
+ADAPTERS_INFO = Metric(
+    "inferd_adapters_info",
+    "When the adapters that a replica's sequences use last changed, in seconds since the epoch. The labels name them, "
+    "separated by commas, and count those that are loaded. Absent where none is.",
+    (*_REPLICA, "max_adapters", "running_adapters", "waiting_adapters"),
+    "StepDone",
+)
+
 MEMORY_LIMIT = Metric(
     "inferd_memory_limit_bytes", "Memory of the machine, or the limit of its container if that is less.", (), "system"
 )

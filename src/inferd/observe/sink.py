@@ -94,7 +94,7 @@ from inferd.observe.series import OPENMETRICS_END, OPENMETRICS_TYPE, TEXT_TYPE, 
 from inferd.observe.startup import Startup
 from inferd.observe.statistics import ModelTally, Statistics
 from inferd.observe.why import Explainer
-from inferd.types import CLASSES, STEP_PARTS, StepStats
+from inferd.types import CLASSES, STEP_PARTS, AdapterUse, StepStats
 from inferd.window import Window
 from inferd.worker.line_writer import FileTarget, LineWriter, LogStream, StreamTarget, Target
 from inferd.worker.log_lines import encoded
@@ -680,7 +680,9 @@ class Observer:
     # -- parts ------------------------------------------------------------------------------
 
     def _set_engine(self, labels: tuple[str, str], stats: StepStats) -> None:
-        self._stats[labels] = stats
+        before, self._stats[labels] = self._stats.get(labels), stats
+        if stats.adapters != (AdapterUse() if before is None else before.adapters):
+            self._set_adapters(labels, stats.adapters)
         value, total = self._store.value, stats.blocks_total
         value(m.RUNNING, *labels).set(stats.num_running)
         value(m.REPLICA_WAITING, *labels).set(stats.num_waiting)
@@ -689,6 +691,12 @@ class Observer:
         value(m.KV_BLOCKS, *labels, "cached").set(stats.blocks_cached)
         value(m.KV_BLOCKS, *labels, "free").set(total - stats.blocks_used - stats.blocks_cached)
         self._set_waiting(*labels)
+
+    def _set_adapters(self, labels: tuple[str, str], used: AdapterUse) -> None:
+        self._store.clear(m.ADAPTERS_INFO, *labels)
+        if used.num_loaded:
+            named = (str(used.num_loaded), ",".join(used.running), ",".join(used.waiting))
+            self._store.value(m.ADAPTERS_INFO, *labels, *named).set(self._wall())
 
     def _set_waiting(self, model: str, replica: str) -> None:
         """The model's queue belongs to no replica; it shows with the first, so that sums are right."""

@@ -29,6 +29,7 @@ evicted while a copy holds a block.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from inferd.config import SchedulerConfig
@@ -247,6 +248,11 @@ class Scheduler:
             self._halt(sequence, rank)
         else:
             self._waiting.discard(sequence)
+
+    @property
+    def sequences(self) -> Iterable[Sequence]:
+        """Those that wait and those that run."""
+        return self._ranks
 
     # -- the step ---------------------------------------------------------------------------
 
