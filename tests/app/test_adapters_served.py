@@ -128,8 +128,11 @@ def test_a_watermark_is_asked_for_over_http_and_found_in_the_tokens(
 ) -> None:
     vocab_size = json.loads((tiny_model / "config.json").read_text())["vocab_size"]
     mark = Watermark(WATERMARK_KEY, vocab_size, 0.25, 6.0)
-    asked = {"model": model, "max_tokens": 80, "ignore_eos": True, "seed": 3, "return_token_ids": True}
-    bodies = {"completions": {"prompt": PROMPT}, "chat/completions": {"messages": [{"role": "user", "content": "hi"}]}}
+    asked: dict[str, Any] = {"model": model, "max_tokens": 80, "ignore_eos": True, "seed": 3, "return_token_ids": True}
+    bodies: dict[str, Any] = {
+        "completions": {"prompt": PROMPT},
+        "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    }
     for path, body in bodies.items():
         marked = post(server, path, **asked, **body, watermark=True)
         assert marked.headers.get("x-inferd-watermark") == "kgw", marked.text

@@ -121,12 +121,12 @@ async def cancelled_after(server: Server, batch: Batch, count: int) -> Batch:
     """Work on the batch, and cancel it when so many of its requests are answered."""
     ask = server.sender.ask
 
-    async def ask_some(given: Batch, body: bytes, request_id: str, note: Callable[[str], None]) -> Answer:
+    async def ask_some(self: Echo, *given: object) -> object:
         if server.sender.asked.total() == count:
             server.sender.is_open.clear()
-        return await ask(given, body, request_id, note)
+        return await ask(*given)  # type: ignore[arg-type]
 
-    server.sender.ask = ask_some  # type: ignore[method-assign]
+    server.sender.ask = ask_some.__get__(server.sender)  # type: ignore[method-assign]
     work = asyncio.create_task(server.work())
     await until(server, batch, num_answered=count)
     await server.store.cancel(TENANT, batch.id)
