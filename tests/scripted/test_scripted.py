@@ -44,7 +44,8 @@ def test_a_script_answers_within_the_requests_form(serve: Serve) -> None:
     url = serve(
         [
             Rule("number", "[3, 4]", given='"json_schema"'),
-            Rule("call", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', given='"add"'),
+            Rule("call", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', 2, given='"add"'),
+            Rule("call", "all calls were made", given='"add"'),
             Rule("call", "no tools"),
             Rule("own", None),
         ]
@@ -64,10 +65,13 @@ def test_a_script_answers_within_the_requests_form(serve: Serve) -> None:
             say("numbers", response_format=ask({"type": "array", "items": {"type": "string"}}))
         with pytest.raises(openai.BadRequestError, match="no rule of the script"):
             say("numbers")
-        add = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+        # A schema with a pattern is tried apart: the request is resolved twice, and its rule counts once.
+        properties = {"a": {"type": "integer"}, "b": {"type": "string", "pattern": "^b+$"}}
+        add = {"name": "add", "parameters": {"type": "object", "properties": properties}}
         for choice in ("auto", "required"):
             (call,) = say("call", tools=[{"type": "function", "function": add}], tool_choice=choice).tool_calls
             assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
+        assert say("call", tools=[{"type": "function", "function": add}]).content == "all calls were made"
         assert say("call").content == "no tools"
         assert say("own", response_format=ask({"enum": [5]})).content == "5"
 

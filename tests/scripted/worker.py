@@ -24,8 +24,9 @@ def create(name: str, config: ModelConfig, progress: Progress) -> Engine:
     resolve = forms.resolve
 
     def scripted(request: GenerateRequest, prompt_ids: Sequence[int], *, may_take_long: bool = True) -> Resolved:
-        answer = script.answer_to(request)
+        # First, because a request that would take long here is refused and resolved again elsewhere: it counts once.
         resolved = resolve(request, prompt_ids, may_take_long=may_take_long)
+        answer = script.answer_to(request)
         grammar = resolved.grammar
         if answer is None:
             return resolved
