@@ -42,6 +42,7 @@ _TEMPLATE: Final = (
     "{% if add_generation_prompt %}{% if messages[-1].role == 'tool' %}<|answer|>"
     "{% elif tools %}<|call|>{% else %}<|assistant|>{% endif %}{% endif %}"
 )
+_TOOLS: Final = "{% if tools %}<|system|>{{ tools | tojson }}{% endif %}"
 _REASONING: Final = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
 _TOKENS: Final = len(SPECIAL) + 256 + len(HELLO) + len(CALL) + len(ANSWER)
 
@@ -51,13 +52,17 @@ ELSE: Final = SURE - MARGIN
 """The log-probability of each other token."""
 
 
-def write_scripted_model(folder: Path, *, max_positions: int = 65536, reasons: bool = False) -> Path:
+def write_scripted_model(
+    folder: Path, *, max_positions: int = 65536, reasons: bool = False, reads_tools: bool = False
+) -> Path:
     """The checkpoint as files in ``folder``: configuration, weights (float32, 0.8 MB), tokenizer, template.
 
-    ``reasons``: the template also has a notation of reasoning, in ``<think>``.
+    ``reasons``: the template also has a notation of reasoning, in ``<think>``; ``reads_tools``: a prompt begins with
+    the tools.
     """
+    template = _TOOLS + _TEMPLATE if reads_tools else _TEMPLATE
     ids = _write_tokenizer(
-        folder, _TEMPLATE.replace("{{ m.content", _REASONING + "{{ m.content") if reasons else _TEMPLATE
+        folder, template.replace("{{ m.content", _REASONING + "{{ m.content") if reasons else template
     )
     tensors = _weights(_script(ids), size=len(ids))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

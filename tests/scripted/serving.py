@@ -45,6 +45,7 @@ def serving(
     name: str = "scripted",
     max_positions: int = 65536,
     reasons: bool = False,
+    reads_tools: bool = False,
     data_dir: Path | None = None,
     state: dict[str, Any] | None = None,
     has_grpc: bool = False,
@@ -55,7 +56,8 @@ def serving(
     """
     model = folder / "model"
     model.mkdir(parents=True)
-    write_scripted_answers(write_scripted_model(model, max_positions=max_positions, reasons=reasons), rules)
+    write_scripted_model(model, max_positions=max_positions, reasons=reasons, reads_tools=reads_tools)
+    write_scripted_answers(model, rules)
     config: dict[str, Any] = {
         "server": {"host": "127.0.0.1", "port": 0},
         "models": {name: {"source": str(model), "threads": 1}},

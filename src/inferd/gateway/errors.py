@@ -58,8 +58,14 @@ class BodyTimeout(InferdError):
 
 
 class UpgradeRequired(InferdError):
+    """The route speaks another protocol: a WebSocket, or HTTP where a WebSocket was asked for."""
+
     kind = "upgrade_required"
     default_code = "upgrade_required"
+
+    def __init__(self, message: str, *, protocol: str = "websocket") -> None:
+        super().__init__(message)
+        self.protocol = protocol
 
 
 class Unsupported(InferdError):
@@ -205,7 +211,7 @@ def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:
     if isinstance(error, MethodNotAllowed):
         return ((b"allow", error.allow.encode("ascii")),)
     if isinstance(error, UpgradeRequired):
-        return ((b"upgrade", b"websocket"), (b"connection", b"upgrade"))
+        return ((b"upgrade", error.protocol.encode("ascii")), (b"connection", b"upgrade"))
     if isinstance(error, Unauthenticated):
         return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, BodyTimeout):

@@ -41,6 +41,7 @@ from inferd.gateway.errors import (
     KSERVE_ERRORS,
     MethodNotAllowed,
     RouteNotFound,
+    UpgradeRequired,
     error_headers,
     kind_of,
     printable,
@@ -280,7 +281,9 @@ def _is_browser(call: Call) -> bool:
     return b"text/html" in (call.header(b"accept") or b"").lower()
 
 
-def _not_allowed(call: Call, match: Match) -> MethodNotAllowed:
+def _not_allowed(call: Call, match: Match) -> MethodNotAllowed | UpgradeRequired:
+    if call.offer is not None:  # Codex offers one first, and uses HTTP at once where it is told so
+        return UpgradeRequired(f"{match.pattern} takes no WebSocket; use {match.allow}.", protocol="HTTP/1.1")
     remedy = f". {READ_ONLY}" if match.pattern.startswith(MLFLOW_API) else f"; use {match.allow}."
     return MethodNotAllowed(f"{match.pattern} does not allow {printable(call.method)}{remedy}", allow=match.allow)
 

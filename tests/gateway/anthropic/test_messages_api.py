@@ -390,6 +390,28 @@ def test_marks_and_the_billing_line_never_change_the_prompt(server: Running, sep
     assert chat_of(server).messages[0] == {"role": "system", "content": "You are a helper."}
 
 
+def test_a_system_message_may_have_an_effort_and_no_text(server: Running) -> None:
+    """As Claude Code sends it when it compacts a conversation."""
+    effort = {"role": "system", "content": [], "output_config": {"effort": "medium"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "1"}
+    messages = [
+        *({"role": "user", "content": "[earlier conversation truncated for compaction retry]"}, effort),
+        {"role": "assistant", "content": [CALLED]},
+        *({"role": "user", "content": [result]}, effort),
+        {"role": "user", "content": "Write a summary."},
+    ]
+    reply = ask(server, {"messages": messages, "tools": [WEATHER]})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-inferd-ignored-params"] == "messages.output_config"
+    told = [(message["role"], message["content"]) for message in chat_of(server).messages]
+    assert told == [
+        ("user", "[earlier conversation truncated for compaction retry]"),
+        ("assistant", ""),
+        ("tool", "1"),
+        ("user", "Write a summary."),
+    ]
+
+
 @pytest.mark.parametrize(
     ("thinking", "thinks", "budget"),
     [
@@ -496,8 +518,13 @@ REFUSED: list[tuple[JSON, str]] = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "system", "content": []}]}, "messages"),
+    # Claude Code finds these words, and asks again without the file.
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "Could not process image: messages[0].content[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+        "Could not process PDF or other document: messages[0].content[0]",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "of_tomorrow"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [CALLED]}]}, "messages[0].content[0]"),
@@ -517,7 +544,7 @@ REFUSED: list[tuple[JSON, str]] = [
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [IMAGE]}]},
             ]
         },
-        "messages[2].content[0].content[0]",
+        "Could not process image: messages[2].content[0].content[0]",
     ),
     (
         {

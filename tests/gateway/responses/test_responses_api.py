@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from tests.gateway.fakes import FakeRouter, Running, logprob, post, running
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from inferd.answer_form import AnswerForm, JsonSchema, ToolUse
 from inferd.errors import InternalError, Overloaded, WorkerDied
@@ -573,6 +575,17 @@ def test_items_bring_tools_beside_those_of_the_request(server: Running) -> None:
     assert chat_of(server).messages == [{"role": "user", "content": "hi"}]
 
 
+def test_a_change_of_the_effort_within_a_conversation_is_listed(server: Running) -> None:
+    """As Codex sends it to OpenAI's provider, once or more often."""
+    update = {"type": "configuration_update", "reasoning": {"effort": "low"}}
+    items = [{"role": "user", "content": "hi"}, update, CALL, RESULT, {"role": "user", "content": "go on"}, update]
+    reply = ask(server, {"input": items, "reasoning": {"effort": "low", "context": "all_turns"}})
+    assert reply.status_code == 200, reply.text
+    listed = reply.headers["x-inferd-ignored-params"].split(",")
+    assert listed.count("input.configuration_update") == 1
+    assert [message["role"] for message in chat_of(server).messages] == ["user", "assistant", "tool", "user"]
+
+
 def test_allowed_tools_and_custom_choices(server: Running) -> None:
     tools = [WEATHER, PATCH, {"type": "namespace", "name": "n", "description": "", "tools": [{**WEATHER, "name": "f"}]}]
     allowed = [{"type": "function", "name": "f"}, {"type": "custom", "name": "apply_patch"}, {"type": "web_search"}]
@@ -645,6 +658,14 @@ def test_a_response_has_every_field_that_open_responses_requires(server: Running
     for kind, names in REQUIRED.items():
         for name in names:
             assert isinstance(response[name], kinds[kind]), name
+
+
+def test_a_websocket_is_refused_so_that_codex_uses_http_at_once(server: Running) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(server.url.replace("http://", "ws://") + "/v1/responses")
+    answer = refused.value.response
+    assert (answer.status_code, answer.headers["upgrade"]) == (426, "HTTP/1.1")
+    assert b"/v1/responses takes no WebSocket; use POST, OPTIONS." in (answer.body or b"")
 
 
 def test_codex_gets_a_list_of_models_that_it_reads(server: Running) -> None:

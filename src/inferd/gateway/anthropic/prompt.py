@@ -27,6 +27,12 @@ _BLOCKS: Final = {
     "result": ("text", "tool_reference"),
 }
 _KEPT_THINKING: Final = "inferd-text:"  # before the thinking of a block that was sent without its text
+_UNREAD: Final = {
+    "image": "Could not process image: ",
+    "document": "Could not process PDF or other document: ",
+}
+"""The words by which Anthropic's agents know that they must ask again without a file. Without them a conversation
+would be refused for ever, because the file stays in it."""
 UNSIGNED: Final = "inferd-unsigned"
 """The signature of a thinking block that was sent with its text. Blocks with any other signature are read as well."""
 
@@ -50,8 +56,12 @@ def chat_of(body: PromptFields) -> tuple[Chat, list[str]]:
     for turn in _turns(body.messages):
         rendered += conversation.rendered(turn)
     conversation.check_answered()
+    if not rendered or rendered[-1]["role"] == "system":
+        raise invalid("messages", "messages has no text; send at least one message of the user.")
     if conversation.has_redacted:
         left_out.append("messages.redacted_thinking")
+    if any(message.output_config for message in body.messages):
+        left_out.append("messages.output_config")
     begins_answer = rendered[-1]["role"] == "assistant"
     if begins_answer and not rendered[-1]["content"]:
         rendered.pop()  # an answer that begins with nothing
@@ -100,7 +110,8 @@ class _Turn:
     def add(self, message: InputMessage, at: str) -> None:
         content = message.content
         if message.role == "system":
-            self.blocks.append((at, Block("text", text=f"<system>\n{_system_text(content, at)}\n</system>")))
+            if text := _system_text(content, at):  # it may be there for its output_config alone
+                self.blocks.append((at, Block("text", text=f"<system>\n{text}\n</system>")))
         elif isinstance(content, str):
             self.blocks.append((f"{at}.content", Block("text", text=content)))
         else:
@@ -113,8 +124,8 @@ def _turns(messages: list[InputMessage]) -> Iterator[_Turn]:
         at, role, content = f"messages[{i}]", message.role, message.content
         if role not in _ROLES:
             raise invalid(f"{at}.role", f"{at}.role must be one of {', '.join(_ROLES)}, not {shown(role)}.")
-        if not content and role != "assistant":
-            raise invalid(f"{at}.content", f"{at}.content is empty; a {role} message needs text or a result.")
+        if not content and role == "user":
+            raise invalid(f"{at}.content", f"{at}.content is empty; a user message needs text or a result.")
         of_turn = "assistant" if role == "assistant" else "user"
         if turn is None or turn.role != of_turn:
             if turn is not None:
@@ -243,7 +254,8 @@ def _text_of(block: Block, at: str, role: str) -> str:
         allowed = ", ".join(_BLOCKS[role])
         raise invalid(
             f"{at}.type",
-            f"{at} is of type {shown(block.type)}; the models served here read {allowed} at this place.",
+            f"{_UNREAD.get(block.type, '')}{at} is of type {shown(block.type)}; the models served here read {allowed} "
+            "at this place.",
             "unsupported_content",
         )
     if block.text is None:

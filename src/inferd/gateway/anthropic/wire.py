@@ -41,6 +41,7 @@ class Block(msgspec.Struct, frozen=True):
 class InputMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | list[Block]
+    output_config: JSON | None = None  # of a system message: the effort from there on
 
 
 class InputTool(msgspec.Struct, frozen=True):

@@ -31,7 +31,10 @@ _RESULTS: Final = ("function_call_output", "custom_tool_call_output")
 TOOLS: Final = "additional_tools"
 """The type of an item that brings tools."""
 
-_TYPES: Final = ("message", "reasoning", *_CALLS, *_RESULTS, TOOLS)
+_UPDATE: Final = "configuration_update"
+"""The type of an item that tells the effort from there on, as Codex does. It has no effect: the request tells it."""
+
+_TYPES: Final = ("message", "reasoning", *_CALLS, *_RESULTS, TOOLS, _UPDATE)
 _KEPT_REASONING: Final = "inferd-text:"  # before the text of reasoning in ``encrypted_content``
 _NO_RESULT: Final = (
     "send its function_call_output or custom_tool_call_output, with a text that says so where there is no result."
@@ -158,6 +161,8 @@ class _Conversation:
         elif kind in _CALLS:
             self._open_assistant()
             self._calls.append(self._call(item, kind, at))
+        elif kind == _UPDATE:
+            self.left_out.append(f"input.{_UPDATE}")
         elif kind != TOOLS:  # whose tools the dialect takes
             remedy = f" {NO_COMPACTION}" if kind in _COMPACTIONS else ""
             raise invalid(

@@ -198,7 +198,8 @@ def report_headers(report: PromptReport | None) -> Headers:
 
 
 def _listed(names: Sequence[str]) -> bytes:
-    return ",".join(_UNSAFE.sub("?", name[:64]) for name in names[:MAX_IGNORED]).encode("ascii")
+    once = list(dict.fromkeys(names))
+    return ",".join(_UNSAFE.sub("?", name[:64]) for name in once[:MAX_IGNORED]).encode("ascii")
 
 
 # -- gathering ---------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ PREFIXES: Final = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "additional_tools": "at",
+    "configuration_update": "cu",
 }
 _CALLS: Final = ("function_call", "custom_tool_call")
 _RESULTS: Final = ("function_call_output", "custom_tool_call_output")

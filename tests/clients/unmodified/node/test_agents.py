@@ -6,6 +6,7 @@ first is given only when the result of the call before it is in the prompt.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -34,6 +35,13 @@ THOUGHT = "Consider step"
 DONE = "The sum is mended, and its test holds."
 CONTEXT = 400_000  # the scripted model's tokens are bytes
 LONG = 8_000
+FILES = {
+    "a.png": base64.b64decode(
+        "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    ),
+    "a.pdf": b"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj\n"
+    b"3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 99 99]>>endobj\ntrailer<</Root 1 0 R>>\n%%EOF\n",
+}
 BLOCK = 16  # tokens of a block of the prefix cache
 
 
@@ -102,6 +110,19 @@ def check(server: ScriptedServer, project: Path, said: str, route: str) -> None:
         assert after["cached_tokens"] > before["prompt_tokens"] - 2 * BLOCK, "a turn computes its new tokens only"
 
 
+def claude(server: ScriptedServer, project: Path, *arguments: str) -> str:
+    env = {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "none"}
+    return run(["claude", "-p", *arguments], project, env)
+
+
+def check_statuses(server: ScriptedServer, route: str, *expected: int) -> None:
+    until_now(
+        lambda: [line["status"] for line in server.lines() if line["route"] == route] == list(expected),
+        f"{route} has had the statuses {expected}",
+        10,
+    )
+
+
 @needs("@anthropic-ai/claude-code")
 def test_claude_code_mends_a_file(serve: Serve, project: Path) -> None:
     path = str(project / "add.py")
@@ -112,14 +133,50 @@ def test_claude_code_mends_a_file(serve: Serve, project: Path) -> None:
     run_test = call("Bash", json.dumps({"command": COMMAND}))
     read = call("Read", json.dumps({"file_path": path}))
     server = serve(
-        script(read, edit(BUG, WRONG), run_test, edit(WRONG, RIGHT), tool="Edit"), max_positions=CONTEXT, reasons=True
+        script(read, edit(BUG, WRONG), run_test, edit(WRONG, RIGHT), tool="Edit"),
+        max_positions=CONTEXT,
+        reasons=True,
+        reads_tools=True,
     )
-    said = run(
-        ["claude", "-p", "Mend add.py; test_add.py is its test.", "--allowedTools", "Bash,Edit,Read"],
-        project,
-        {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "none"},
-    )
+    said = claude(server, project, "Mend add.py; test_add.py is its test.", "--allowedTools", "Bash,Edit,Read")
     check(server, project, said, "/v1/messages")
+
+
+@needs("@anthropic-ai/claude-code")
+def test_a_later_run_of_claude_code_computes_its_new_tokens_only(serve: Serve, project: Path) -> None:
+    server = serve([Rule("", "Hello.")], max_positions=CONTEXT, reads_tools=True)
+    claude(server, project, "Say hello.")
+    claude(server, project, "--continue", "Say it again.")
+
+    def turns() -> list[dict[str, int]]:
+        return [line["usage"] for line in server.lines() if line["route"] == "/v1/messages"]
+
+    until_now(lambda: len(turns()) == 2, "both turns are logged", 10)
+    first, second = turns()
+    print(first, second)
+    assert first["prompt_tokens"] > 24_000
+    assert first["cached_tokens"] == 0
+    assert second["cached_tokens"] > first["prompt_tokens"] - 2 * BLOCK
+
+
+@needs("@anthropic-ai/claude-code")
+@pytest.mark.parametrize("name", ["a.png", "a.pdf"])
+def test_claude_code_goes_on_without_a_file_that_is_no_text(serve: Serve, project: Path, name: str) -> None:
+    (project / name).write_bytes(FILES[name])
+    read = call("Read", json.dumps({"file_path": str(project / name)}))
+    server = serve([Rule("", read, times=1), Rule("", DONE)], max_positions=CONTEXT)
+    assert DONE in claude(server, project, "Look at it.", "--allowedTools", "Read")
+    assert DONE in claude(server, project, "--continue", "And now?")
+    check_statuses(server, "/v1/messages", 200, 400, 200, 200)
+
+
+@needs("@anthropic-ai/claude-code")
+def test_claude_code_shortens_a_conversation_that_is_too_long(serve: Serve, project: Path) -> None:
+    count = call("Bash", json.dumps({"command": "seq 1 2000", "description": "Count"}))
+    server = serve([Rule("", count, times=3), Rule("", DONE)], max_positions=40_000)
+    assert DONE in claude(server, project, "Count.", "--allowedTools", "Bash")
+    refusals = {line["error_code"] for line in server.lines() if line["status"] == 400}
+    assert refusals == {"context_length_exceeded"}
 
 
 def sed(old: str, new: str) -> str:
@@ -155,6 +212,7 @@ def test_codex_mends_a_file_in_the_shell(serve: Serve, project: Path) -> None:
         ),
         max_positions=CONTEXT,
         reasons=True,
+        reads_tools=True,
     )
     check(server, project, codex(server, project, model="scripted"), "/v1/responses")
 
@@ -174,6 +232,7 @@ def test_codex_mends_a_file_by_patches(serve: Serve, project: Path) -> None:
         script(shell("cat add.py"), patch(BUG, WRONG), shell(COMMAND), patch(WRONG, RIGHT), tool="apply_patch"),
         max_positions=CONTEXT,
         reasons=True,
+        reads_tools=True,
     )
     check(server, project, codex(server, project, model="gpt-5.5"), "/v1/responses")
 
@@ -196,8 +255,18 @@ def test_codex_mends_a_file_without_a_setting_for_the_model(serve: Serve, projec
         script(shell("cat add.py"), patch(BUG, WRONG), shell(COMMAND), patch(WRONG, RIGHT), tool="functions__exec"),
         max_positions=CONTEXT,
         reasons=True,
+        reads_tools=True,
     )
     check(server, project, codex(server, project), "/v1/responses")
+
+
+@needs("@openai/codex")
+def test_codex_needs_only_the_url(serve: Serve, project: Path) -> None:
+    """It is OpenAI's provider with another address: it offers a WebSocket first, and tells the effort by an item."""
+    server = serve([Rule("", DONE)], max_positions=CONTEXT)
+    only = ["codex", "exec", "--skip-git-repo-check", "-c", f"openai_base_url={json.dumps(server.api)}", "Say hello."]
+    assert DONE in run(only, project, {"CODEX_API_KEY": "none"})
+    check_statuses(server, "/v1/responses", 426, 200)
 
 
 @needs("@openai/codex")
@@ -227,7 +296,10 @@ def test_opencode_mends_a_file(serve: Serve, project: Path) -> None:
     run_test = call("bash", json.dumps({"command": COMMAND}))
     read = call("read", json.dumps({"filePath": path}))
     server = serve(
-        script(read, edit(BUG, WRONG), run_test, edit(WRONG, RIGHT), tool="edit"), max_positions=CONTEXT, reasons=True
+        script(read, edit(BUG, WRONG), run_test, edit(WRONG, RIGHT), tool="edit"),
+        max_positions=CONTEXT,
+        reasons=True,
+        reads_tools=True,
     )
     options = {"baseURL": server.api, "apiKey": "none"}
     provider: Any = {
