@@ -64,6 +64,13 @@ def test_a_version_goes_from_a_file_to_production_and_back(folder: Path) -> None
     assert "whole" in registry("verify-log").stderr
 
 
+def test_a_model_without_versions_is_told(folder: Path) -> None:
+    for words in (("list",), ("history",), ("list", "none"), ("history", "none")):
+        told = registry(*words)
+        assert (told.exit_code, told.stdout) == (0, "")
+        assert told.stderr.startswith("There are no versions" + (" of none. " if len(words) > 1 else ". "))
+
+
 def test_the_audit_log_has_each_action_with_the_head_of_the_history(folder: Path) -> None:
     done("register", "digits", str(model(folder, "a")))
     assert registry("promote", "digits@1").exit_code != 0

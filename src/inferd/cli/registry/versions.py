@@ -111,8 +111,7 @@ def list_versions(name: str | None, file: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
     elif not found:
-        which = "" if name is None else f" of {name}"
-        click.echo(f"There are no versions{which}. Register one: inferd registry register NAME PATH", err=True)
+        _say_none(name)
     else:
         _table(
             ("version", "stage", "since", "aliases", "by", "approved by", "digest"),
@@ -129,6 +128,11 @@ def list_versions(name: str | None, file: Path | None, as_json: bool) -> None:
                 for one in found
             ],
         )
+
+
+def _say_none(name: str | None) -> None:
+    which = "" if name is None else f" of {name}"
+    click.echo(f"There are no versions{which}. Register one: inferd registry register NAME PATH", err=True)
 
 
 @click.command("show")
@@ -198,6 +202,9 @@ def history(name: str | None, limit: int, file: Path | None, as_json: bool) -> N
         found = registry.history(database, name, limit=limit)
     if as_json:
         print_json(found)
+        return
+    if not found:
+        _say_none(name)
         return
     _table(
         ("line", "at", "actor", "version", "action", "stage", "reason", "detail"),

@@ -178,7 +178,7 @@ def which_server(function: Callable[..., object]) -> Callable[..., object]:
         ),
         click.option(
             "--config",
-            type=click.Path(path_type=Path),
+            type=click.Path(exists=True, path_type=Path),
             default=None,
             help="Config file of the server that is meant; its port and data_dir are taken from it.",
         ),
