@@ -7,10 +7,11 @@ Every run takes a reference of 10,000 requests and then compares windows for 30 
 
 - without a change there is at most one false alarm in 30 days, on average, for slow and for fast traffic, for
   few and many cells, with rare ones, and for unequal traffic;
+- windows of embeddings without a change are below a level as often as it says: within the exact binomial 99 % band;
 - a change of one label from 10 % to 20 % is found within 3,000 requests (median), a shift of a number by half of its
   standard deviation within 2,000, and one by a tenth within 32,000.
 
-Beside them stands what usual rules of thumb do on the same windows without a change: PSI above 0.1 or 0.2, and a
+``--only embeddings`` leaves out the cases and changes of another name, and the rules. Beside them stands what usual rules of thumb do on the same windows without a change: PSI above 0.1 or 0.2, and a
 Kolmogorov-Smirnov or chi-squared test of each window at 5 %.
 """
 
@@ -26,12 +27,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from scipy.stats import chi2_contingency, ks_2samp  # type: ignore[import-untyped]
+from scipy.stats import binomtest, chi2_contingency, ks_2samp  # type: ignore[import-untyped]
 
 from bench.chart import Line, lines
 from inferd.config import DriftStream
 from inferd.drift.cells import Value
-from inferd.drift.mean import Vector
+from inferd.drift.mean import SPREAD_VECTORS, Mean, Spread, Vector
 from inferd.drift.monitors import DAY_S
 from inferd.drift.psi import psi
 from inferd.drift.reference import Collection
@@ -45,6 +46,7 @@ POOL: Final = 20_000
 
 TOPICS: Final = 20
 SIZE: Final = 384
+LEVELS: Final = (0.05, 0.01, 0.003, 0.001, 0.0003)
 WINDOW: Final = 1000
 DAYS: Final = 30.0
 RATE: Final = 1.0 / (DAYS * DAY_S)
@@ -174,6 +176,21 @@ def delay(random: np.random.Generator, change: Change, most: int = 100_000) -> i
     return most
 
 
+def levels_reached(random: np.random.Generator, windows: int, size: int) -> dict[float, int]:
+    """How many of so many windows of ``size`` embeddings without a change are at each level or below. Each is compared
+    with a reference of its own, so they are independent. The reference is as the server takes it, computed by numpy."""
+    vectors = np.array(pool(0.0))
+    found = []
+    for _ in range(windows):
+        reference = vectors[random.integers(0, POOL, FIRST)]
+        window = vectors[random.integers(0, POOL, size)]
+        eigenvalues = np.linalg.eigvalsh(np.cov(reference[:SPREAD_VECTORS].T)).clip(0.0)
+        spread = Spread(eigenvalues=tuple(eigenvalues.tolist()))
+        mean = Mean(num=FIRST, sums=tuple(reference.sum(0).tolist()), spread=spread)
+        found.append(mean.probability(size, window.sum(0).tolist()))
+    return {level: sum(p <= level for p in found) for level in LEVELS}
+
+
 def thumbs(random: np.random.Generator, runs: int) -> dict[str, float]:
     """Alarms in 100 windows of 1,000 without a change, on average, of usual rules; ten cells of one size."""
     alarms = dict.fromkeys(("PSI > 0.1", "PSI > 0.2", "chi-squared at 5 %", "Kolmogorov-Smirnov at 5 %"), 0)
@@ -220,12 +237,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--changes", type=int, default=300, help="runs of each change")
+    parser.add_argument("--windows", type=int, default=20_000, help="windows of embeddings that are tested")
+    parser.add_argument("--only", default="", metavar="WORD", help="cases and changes whose name begins so")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args(arguments)
     since = time.monotonic()
     failed, rows = [], []
     for number, case in enumerate(CASES):
+        if not case.name.startswith(options.only):
+            continue
         alarms = quiet_alarms(np.random.default_rng([options.seed, number]), case, options.runs)
         mean = float(np.mean(alarms))
         error = float(np.std(alarms)) / math.sqrt(len(alarms))
@@ -234,8 +255,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if mean - 3 * error > 1.0:
             failed.append(f"{case.name}: {mean:.2f} false alarms in 30 days")
     print(table(["without a change, in 30 days", "false alarms, mean", "runs with one or more"], rows))
+    rows = []
+    for size in (100, WINDOW):
+        reached = levels_reached(np.random.default_rng([options.seed, 300, size]), options.windows, size)
+        for level, count in reached.items():
+            band = binomtest(count, options.windows, level).proportion_ci(0.99, "exact")
+            rows.append(
+                [f"{size:,}", f"{level}", f"{count / options.windows:.5f}", f"{band.low:.5f} to {band.high:.5f}"]
+            )
+            if not band.low <= level <= band.high:
+                failed.append(f"embeddings: {count} of {options.windows} windows of {size} are below the level {level}")
+    print("\n" + table(["embeddings in a window", "level", "part of the windows", "99 % band"], rows))
     delays, rows = {}, []
     for number, change in enumerate(CHANGES):
+        if not change.name.startswith(options.only):
+            continue
         random = np.random.default_rng([options.seed, 100 + number])
         found = [delay(random, change) for _ in range(options.changes)]
         delays[change.name] = found
@@ -244,10 +278,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if median > change.bound:
             failed.append(f"{change.name}: found after {median:,.0f} requests (median), not {change.bound:,}")
     print("\n" + table(["change", "requests until it is found, median", "95 % of the runs"], rows))
-    rules = thumbs(np.random.default_rng([options.seed, 200]), max(1, options.runs // 100))
-    print(
-        "\n" + table(["rule", "false alarms in 100 windows"], [[name, f"{rate:.2f}"] for name, rate in rules.items()])
-    )
+    if not options.only:
+        rules = thumbs(np.random.default_rng([options.seed, 200]), max(1, options.runs // 100))
+        rows = [[name, f"{rate:.2f}"] for name, rate in rules.items()]
+        print("\n" + table(["rule", "false alarms in 100 windows"], rows))
     if options.picture is not None:
         options.picture.write_text(picture(delays))
     print(f"\n{time.monotonic() - since:.0f} s", file=sys.stderr)

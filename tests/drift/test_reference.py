@@ -23,7 +23,7 @@ GOOD: dict[str, Any] = {
         "score": {"edges": [0.5, 0.9], "counts": [1, 2, 6]},
     },
 }
-MEAN: dict[str, Any] = {"num": 9, "sums": [0.5] * 32, "spread": {"trace": 1.0, "square": 1.0, "fourth": 1.0}}
+MEAN: dict[str, Any] = {"num": 9, "sums": [0.5] * 32, "spread": {"eigenvalues": [0.1] * 32}}
 
 
 def changed(stream: str, **fields: object) -> dict[str, Any]:
@@ -85,7 +85,9 @@ def test_no_file_is_read_for_a_model_that_is_not_watched(tmp_path: Path) -> None
         (changed("embedding", edges=[1.0], counts=[1, 2]), "mean is for the stream embedding"),
         (changed("embedding", mean={**MEAN, "num": 0}), "a num of 1 or more"),
         (changed("embedding", mean={**MEAN, "sums": [0.5]}), "32 sums"),
-        (changed("embedding", mean={**MEAN, "spread": {"trace": -1, "square": 1, "fourth": 1}}), "0 or more"),
+        (changed("embedding", mean={**MEAN, "spread": {"eigenvalues": [-0.1] * 32}}), "0 or more"),
+        (changed("embedding", mean={**MEAN, "spread": {"eigenvalues": [0.1]}}), "32 eigenvalues"),
+        (changed("embedding", mean={**MEAN, "spread": {"trace": 1, "square": 1, "fourth": 1}}), "inferd drift reset"),
     ],
 )
 def test_what_is_no_reference_is_refused_with_its_setting(tmp_path: Path, document: object, said: str) -> None:

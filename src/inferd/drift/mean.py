@@ -5,15 +5,9 @@ two means is their maximum mean discrepancy, MMD (A. Gretton et al., "A Kernel T
 Sutherland and J. Schneider, 2015).
 
 Without a change the squared distance of the means of ``n`` and ``m`` vectors is about ``1/n + 1/m`` times a sum of
-chi-squared variables, each times an eigenvalue of the vectors' covariance S, by the central limit theorem. Such a sum is
-above
-
-    tr(S) + 2 sqrt(x tr(S^2)) + 2 x lambda(S)        lambda: the largest eigenvalue
-
-with at most the probability exp(-x) (B. Laurent and P. Massart, "Adaptive estimation of a quadratic functional", 2000,
-lemma 1). So a window's probability follows in closed form, also far out in the tail, where permutations would have to
-be counted in millions. In place of lambda stands the fourth root of tr(S^4), which is not smaller. The bound leaves a
-margin, and ``bench/drift.py`` measures the false alarms.
+squares of standard normal variables, each times an eigenvalue of the vectors' covariance, by the central limit theorem.
+The tail of such a sum is known exactly (``quadratic_form.py``), also far out, where permutations would have to be
+counted in millions. ``bench/drift.py`` measures the false alarms.
 """
 
 from __future__ import annotations
@@ -25,45 +19,38 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from inferd.drift.eigenvalues import eigenvalues_of
 from inferd.drift.psi import COVERED
+from inferd.drift.quadratic_form import quantile, tail
 from inferd.types import NUM_FEATURES
 
 Vector = Sequence[float]
 """``NUM_FEATURES`` numbers."""
 
 MIN_VECTORS: Final = 200
-"""Vectors that the spread is estimated from, at least."""
+"""Vectors of a reference, at least."""
+
+SPREAD_VECTORS: Final = 4000
+"""Vectors of a reference that the spread is estimated from, at most: the largest eigenvalue of so many is wrong by 2 %,
+and of 500 by 6 %, which doubles the false alarms at a level of one in a million."""
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How vectors vary: of their covariance S the traces of S, of its square and of its fourth power."""
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """How vectors vary: the eigenvalues of their covariance. References of an earlier form have traces in their place,
+    from which eigenvalues do not follow."""
 
-    trace: float
-    square: float
-    fourth: float
+    eigenvalues: tuple[float, ...] = ()
 
     @property
     def problem(self) -> str | None:
-        """Why these are the traces of no covariance; None: they may be."""
-        found = (self.trace, self.square, self.fourth)
-        if not all(math.isfinite(one) and one >= 0.0 for one in found):
-            return "spread must be finite numbers, 0 or more"
+        """Why these are the eigenvalues of no covariance; None: they may be."""
+        found = self.eigenvalues
+        if len(found) != NUM_FEATURES or not all(math.isfinite(one) and one >= 0.0 for one in found):
+            return (
+                f"spread needs {NUM_FEATURES} eigenvalues that are finite, 0 or more, and has {len(found)}; a reference "
+                "of an earlier form has none: take another with `inferd drift reset MODEL`"
+            )
         return None
-
-    def probability(self, squared: float) -> float:
-        """At least the probability that the weighted sum of chi-squared variables is ``squared`` or more."""
-        over, largest = squared - self.trace, math.sqrt(math.sqrt(self.fourth))
-        if over <= 0.0:
-            return 1.0
-        if largest <= 0.0:
-            return 0.0
-        root = (math.sqrt(self.square + 2.0 * largest * over) - math.sqrt(self.square)) / (2.0 * largest)
-        return math.exp(-root * root)
-
-    def limit(self, probability: float) -> float:
-        """What the sum is above with at most this probability: the inverse of ``probability``."""
-        x = -math.log(probability)
-        return self.trace + 2.0 * math.sqrt(x * self.square) + 2.0 * x * math.sqrt(math.sqrt(self.fourth))
 
 
 class MeanFinding(NamedTuple):
@@ -71,7 +58,7 @@ class MeanFinding(NamedTuple):
 
     p: float
     distance: float  # MMD
-    by_chance: float  # what it is below in 95 of 100 windows without a change, at least
+    by_chance: float  # what it is below in 95 of 100 windows without a change
 
 
 class Mean(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,13 +77,19 @@ class Mean(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def compare(self, num: int, sums: Sequence[float]) -> MeanFinding:
         """The comparison with the sums of ``num`` vectors."""
-        squared = sum((new / num - old / self.num) ** 2 for old, new in zip(self.sums, sums, strict=True))
-        scale = 1.0 / self.num + 1.0 / num
+        limit = quantile(self.spread.eigenvalues, 1.0 - COVERED)
         return MeanFinding(
-            self.spread.probability(squared / scale),
-            math.sqrt(squared),
-            math.sqrt(scale * self.spread.limit(1.0 - COVERED)),
+            p=self.probability(num, sums),
+            distance=math.sqrt(self._squared(num, sums)),
+            by_chance=math.sqrt((1.0 / self.num + 1.0 / num) * limit),
         )
+
+    def probability(self, num: int, sums: Sequence[float]) -> float:
+        """The probability of means that are as far from each other, or farther, without a change."""
+        return tail(self.spread.eigenvalues, self._squared(num, sums) / (1.0 / self.num + 1.0 / num))
+
+    def _squared(self, num: int, sums: Sequence[float]) -> float:
+        return sum((new / num - old / self.num) ** 2 for old, new in zip(self.sums, sums, strict=True))
 
 
 def vector_of(features: bytes) -> Vector:
@@ -130,17 +123,11 @@ class Spreading:
                 products[place] += sum(map(float.__mul__, left, columns[place]))
 
     def spread(self) -> Spread:
-        """The traces of the covariance of the vectors so far, at least 2. Nothing is subtracted for chance, so those of
-        the powers are a little too large."""
+        """The eigenvalues of the covariance of the vectors so far, at least 2; rounding leaves none below 0."""
         num, size = self.num, NUM_FEATURES
         covariance = [[0.0] * size for _ in range(size)]
         for row, products in enumerate(self._products):
             for place, product in enumerate(products):
                 value = (product - self._sums[row] * self._sums[place] / num) / (num - 1)
                 covariance[row][place] = covariance[place][row] = value
-        square = [[sum(map(float.__mul__, left, right)) for right in covariance] for left in covariance]
-        return Spread(
-            trace=sum(covariance[place][place] for place in range(size)),
-            square=sum(square[place][place] for place in range(size)),
-            fourth=sum(value * value for row in square for value in row),
-        )
+        return Spread(eigenvalues=tuple(max(0.0, one) for one in eigenvalues_of(covariance)))

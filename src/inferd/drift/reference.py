@@ -15,7 +15,7 @@ import msgspec
 from inferd.config import Config, DriftStream
 from inferd.config.versions import base_of
 from inferd.drift.cells import Cells, Value, chosen_cells
-from inferd.drift.mean import MIN_VECTORS, Mean, Spreading, Vector, add_vectors
+from inferd.drift.mean import MIN_VECTORS, SPREAD_VECTORS, Mean, Spreading, Vector, add_vectors
 from inferd.drift.windows import Averaged, Baseline, Counted
 from inferd.errors import ConfigError
 from inferd.types import NUM_FEATURES
@@ -138,23 +138,21 @@ class _Cells:
 
 
 class _Vectors:
-    """The reference of vectors on its way: the first ones tell their spread, the others are added up."""
+    """The reference of vectors on its way: all are added up, and the first ones tell their spread."""
 
-    def __init__(self, pilot: int) -> None:
-        self._pilot = max(pilot, MIN_VECTORS)
+    def __init__(self) -> None:
         self._spreading = Spreading()
         self._sums = [0.0] * NUM_FEATURES
         self._num = 0
 
     def add(self, values: Sequence[Vector]) -> None:
-        if self._spreading.num < self._pilot:
-            self._spreading.add(values)
-            return
         add_vectors(values, self._sums)
         self._num += len(values)
+        if self._spreading.num < SPREAD_VECTORS:
+            self._spreading.add(values)
 
     def reference(self, least: int) -> StreamReference | None:
-        if self._num < least:
+        if self._num < max(least, MIN_VECTORS):
             return None
         return StreamReference(mean=Mean(num=self._num, sums=tuple(self._sums), spread=self._spreading.spread()))
 
@@ -176,7 +174,7 @@ class Collection:
                 continue
             stream = self._streams.get(name)
             if stream is None:
-                stream = _Vectors(self._pilot) if name == "embedding" else _Cells(self._pilot)
+                stream = _Vectors() if name == "embedding" else _Cells(self._pilot)
                 self._streams[name] = stream
             stream.add(of_stream)
         self.seen += requests
