@@ -9,12 +9,15 @@ the process dies at that point of all points whose names begin so, counted from 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from inferd.cli.main import main
 from inferd.state import audit, sqlite
@@ -25,15 +28,12 @@ ARM, POINTS = Path(sys.argv[1]), Path(sys.argv[2])
 _TOLD = re.compile(r"\s*(INSERT|UPDATE|DELETE)\b.*?\b(registry\w*|rollouts|rollout_changes|rollout_unrecorded)\b", re.S)
 
 
-class Transaction:
-    """The one that is under way."""
+class Changes:
+    """Of the transaction that is under way."""
 
-    is_changing = False  # it has changed one of these tables
+    are_some = False  # it has changed one of these tables
 
 
-_run = sqlite.SqliteDatabase._run
-_execute = sqlite._Transaction.execute
-_execute_many = sqlite._Transaction.execute_many
 _write = audit._write
 
 
@@ -51,29 +51,36 @@ def point(name: str) -> None:
 def told(statement: str) -> None:
     found = _TOLD.match(statement)
     if found is not None:
-        Transaction.is_changing = True
+        Changes.are_some = True
         point(f"before {found[1]} {found[2]}")
 
 
-def execute(self: sqlite._Transaction, sql: str, values: Sequence[Value] = ()) -> int:
-    told(sql)
-    return _execute(self, sql, values)
+def make_mortal(database: Any, transaction: Any) -> None:
+    """Give the two classes of a database their points."""
+    begin, execute, execute_many = database.transaction, transaction.execute, transaction.execute_many
 
+    @contextlib.contextmanager
+    @functools.wraps(begin)
+    def mortal_transaction(self: Any, **durable: bool) -> Iterator[Any]:
+        with begin(self, **durable) as transaction:
+            Changes.are_some = False
+            yield transaction
+            is_told = Changes.are_some
+            if is_told:
+                point("before COMMIT")
+        if is_told:
+            point("after COMMIT")
 
-def execute_many(self: sqlite._Transaction, sql: str, rows: Iterable[Sequence[Value]]) -> None:
-    told(sql)
-    _execute_many(self, sql, rows)
+    def mortal_execute(self: Any, sql: str, values: Sequence[Value] = ()) -> int:
+        told(sql)
+        return int(execute(self, sql, values))
 
+    def mortal_execute_many(self: Any, sql: str, rows: Iterable[Sequence[Value]]) -> None:
+        told(sql)
+        execute_many(self, sql, rows)
 
-def run(self: sqlite.SqliteDatabase, statement: str) -> None:
-    ends = statement == "COMMIT" and Transaction.is_changing
-    if ends:
-        point("before COMMIT")
-    _run(self, statement)
-    if statement in ("BEGIN", "BEGIN IMMEDIATE", "COMMIT"):
-        Transaction.is_changing = False
-    if ends:
-        point("after COMMIT")
+    database.transaction = mortal_transaction
+    transaction.execute, transaction.execute_many = mortal_execute, mortal_execute_many
 
 
 def write(descriptor: int, data: bytes) -> None:
@@ -86,8 +93,10 @@ def write(descriptor: int, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sqlite.SqliteDatabase._run = run  # type: ignore[method-assign]
-    sqlite._Transaction.execute = execute  # type: ignore[method-assign]
-    sqlite._Transaction.execute_many = execute_many  # type: ignore[method-assign]
+    make_mortal(sqlite.SqliteDatabase, sqlite._Transaction)
+    if os.environ.get("INFERD_STATE__URL", "").startswith("postgresql:"):
+        from inferd.state import postgres
+
+        make_mortal(postgres.PostgresDatabase, postgres._Transaction)
     audit._write = write
     sys.exit(main(sys.argv[3:]))

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import httpx
 import pytest
 from tests.app.test_registry_served import adding, answer, done
+from tests.conftest import postgres_schema
 from tests.experiments.books import Tally
 from tests.experiments.client import Client
 from tests.predict.live import Address, serving
@@ -66,16 +67,17 @@ JOURNEY: Final = (APPROVE, START, ABORT, START, PROMOTE, UNDO, START, REJECT)
 
 
 class Site:
-    """One state folder, and the server on it, which is started again after each of its deaths."""
+    """One state folder and one database, and the server on it, which is started again after each of its deaths."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir(exist_ok=True)
-        self.folder = folder
+        self.folder, self.url = folder, url
         self.arm, self.points = folder / "arm", folder / "points"
         self.killed_at: list[str] = []
         self._running = contextlib.ExitStack()
         self.server: Address | None = None
         monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(folder / "state"))
+        monkeypatch.setenv("INFERD_STATE__URL", url)
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         for number in (1, 2):
             done("register", "adding", str(adding(folder / str(number) / "model.onnx", float(number))))
@@ -85,7 +87,7 @@ class Site:
 
     @contextlib.contextmanager
     def database(self) -> Iterator[Database]:
-        database = open_database(f"sqlite://{self.folder}/state/state.db", self.folder / "state")
+        database = open_database(self.url, self.folder / "state")
         try:
             yield database
         finally:
@@ -201,14 +203,27 @@ class Site:
             assert made[word] <= asked[word], word
 
 
+@contextlib.contextmanager
+def running(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A site on an empty database of this kind, with its server."""
+    with contextlib.ExitStack() as stack:
+        if kind == "postgresql":
+            url = stack.enter_context(postgres_schema())
+        else:
+            url = f"sqlite://{folder}/state/state.db"
+        made = Site(folder, url, monkeypatch)
+        stack.callback(made.stop)
+        made.start()
+        yield made
+
+
+ON_BOTH: Final = pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    made = Site(tmp_path, monkeypatch)
-    made.start()
-    try:
+    with running("sqlite", tmp_path, monkeypatch) as made:
         yield made
-    finally:
-        made.stop()
 
 
 def test_a_server_that_is_killed_in_a_move_leaves_stage_rollout_and_logs_in_agreement(site: Site) -> None:
@@ -221,21 +236,28 @@ def test_a_server_that_is_killed_in_a_move_leaves_stage_rollout_and_logs_in_agre
     assert site.killed_at == ["before COMMIT", "", "after COMMIT", "", "", "after COMMIT"]
 
 
+def test_a_server_that_is_killed_in_a_promotion_on_postgresql_leaves_stage_rollout_and_logs_in_agreement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running("postgresql", tmp_path, monkeypatch) as site:
+        site.carry_out(APPROVE)
+        site.carry_out(START)
+        site.carry_out(PROMOTE, "0 after COMMIT")
+        assert site.killed_at == ["", "", "after COMMIT"]
+
+
+@ON_BOTH
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_server_that_is_killed_at_every_write_of_every_move_leaves_them_in_agreement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: Counter[tuple[str, str]] = Counter()
     for number in itertools.count():
-        site = Site(tmp_path / str(number), monkeypatch)
-        site.start()
-        try:
+        with running(kind, tmp_path / str(number), monkeypatch) as site:
             for move in JOURNEY:
                 site.carry_out(move, f"{number} ")
                 seen[move.word, site.killed_at[-1]] += 1
-        finally:
-            site.stop()
         if not any(site.killed_at):
             break
     print(*[f"{count:3} {move:8} {where or 'not killed'}" for (move, where), count in sorted(seen.items())], sep="\n")
@@ -243,17 +265,14 @@ def test_a_server_that_is_killed_at_every_write_of_every_move_leaves_them_in_agr
     assert kills > 100, "the moves have many writes"
 
 
+@ON_BOTH
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_server_that_is_killed_at_any_time_of_a_move_leaves_them_in_agreement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(16)
     for number in range(12):
-        site = Site(tmp_path / str(number), monkeypatch)
-        site.start()
-        try:
+        with running(kind, tmp_path / str(number), monkeypatch) as site:
             for move in JOURNEY:
                 site.carry_out(move, after_s=chance.expovariate(1 / 0.02))
-        finally:
-            site.stop()
