@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,12 @@ def serving(
     data_dir: Path | None = None,
     state: dict[str, Any] | None = None,
     has_grpc: bool = False,
+    drift: Mapping[str, object] | None = None,
 ) -> Iterator[ScriptedServer]:
     """Serve a model with these rules, whose checkpoint and log are written to ``folder``.
 
     ``data_dir``: of the server's state; None: the folder that the environment names. ``state``: further settings of it.
+    ``drift``: of the model.
     """
     model = folder / "model"
     model.mkdir(parents=True)
@@ -60,7 +62,7 @@ def serving(
     write_scripted_answers(model, rules)
     config: dict[str, Any] = {
         "server": {"host": "127.0.0.1", "port": 0},
-        "models": {name: {"source": str(model), "threads": 1}},
+        "models": {name: {"source": str(model), "threads": 1, "drift": {**(drift or {})}}},
     }
     if has_grpc:
         config["server"]["grpc_port"] = 0
