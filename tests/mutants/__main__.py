@@ -1,7 +1,8 @@
 """``make mutants``: wrong changes, each against the tests that run it; what no test notices is a gap in the tests.
 
 First the changes of ``known``, which must all be noticed; then a sample, of which ``WANTED`` must be, but for those that
-``equivalent`` names. The suite is run once beforehand to know which test runs what.
+``equivalent`` names. Files of tests are run once beforehand to know which test runs what: those near to the changes, then,
+for what they do not notice, those that are further away.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
+import shutil
 import subprocess
 import sys
 import time
@@ -23,10 +25,11 @@ from tests.mutants.hook import pytest_command
 from tests.mutants.known import KNOWN, Known
 from tests.mutants.operators import Change, applied
 from tests.mutants.run import Limits, Outcome, try_change
-from tests.mutants.selection import likely_tests, sample
-from tests.mutants.sources import BUILD, PACKAGE, ROOT, modules
+from tests.mutants.selection import likely_tests, near_files, sample
+from tests.mutants.sources import BUILD, PACKAGE, ROOT, modules, tested
 
 WANTED: Final = 0.95
+ROUNDS: Final = 4, 20  # files of tests, the nearest first, of which those are asked about a change that run it
 UNTRACED: Final = ("bench", "clients", "experiments", "mutants", "training", "test_setup.py", "test_tutorials.py")
 """Tests that are not asked about changes: they measure, take minutes, or are about other files than the sources."""
 
@@ -46,24 +49,39 @@ class Tried(NamedTuple):
 def main() -> int:
     asked = _arguments().parse_args()
     began = time.monotonic()
-    trace = None
-    if asked.number:
-        trace = _trace(asked.jobs, is_kept=asked.keep_trace)
+    missed = 0
+    is_whole = not asked.rooms and asked.part[0] == 1
     with ThreadPoolExecutor(asked.jobs) as pool:
-        missed = 0
-        if not asked.rooms:
+        if is_whole:
             for known, outcome in pool.map(_try_known, range(len(KNOWN))):
                 missed += outcome.fate == "survived"
                 _say(f"{outcome.fate:<10} known: {known.what}", outcome)
-        tried: list[Tried] = []
-        if trace is not None:
-            drawn = sample(asked.number, asked.seed, asked.rooms)
-            attempt: Callable[[tuple[int, Change]], Tried] = lambda job: _try(job[0], job[1], trace)  # noqa: E731
-            for one in pool.map(attempt, enumerate(drawn)):
-                tried.append(one)
+    part, parts = asked.part
+    drawn = sample(asked.number, asked.seed, asked.rooms)[part - 1 :: parts] if asked.number else []
+    tried = _try_all(drawn, asked.jobs, is_kept=asked.keep_trace)
+    return _report(asked.seed, tried, missed, len(KNOWN) if is_whole else 0, time.monotonic() - began)
+
+
+def _try_all(drawn: list[Change], jobs: int, *, is_kept: bool) -> list[Tried]:
+    """Each change against the tests that are near to it, and what they do not notice against others."""
+    tried = {change: Tried(change, None, _reason(change)) for change in drawn}
+    tests = {file for path in traced() for file in tracing.test_files(path)}
+    texts = tested(tests)
+    ranked = {change: near_files(change.file, texts) for change in drawn}
+    asked = 0
+    for count in ROUNDS:
+        left = [one.change for one in tried.values() if one.reason is None and not one.is_noticed]
+        files = {change: ranked[change][asked:count] for change in left}
+        trace = _trace(jobs, sorted({file for those in files.values() for file in those}), is_kept=is_kept)
+        with ThreadPoolExecutor(jobs) as pool:
+            attempt: Callable[[tuple[int, Change]], Tried] = lambda job: _try(*job, trace, files[job[1]])  # noqa: B023, E731
+            for one in pool.map(attempt, enumerate(left)):
+                if one.outcome is not None:
+                    tried[one.change] = one
                 fate = "uncovered" if one.outcome is None else one.outcome.fate
                 _say(f"{fate:<10} {one.change.file}:{one.change.line} {one.change.what}", one.outcome)
-    return _report(asked.seed, tried, missed, 0 if asked.rooms else len(KNOWN), time.monotonic() - began)
+        asked, is_kept = count, True
+    return [*tried.values()]
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -73,21 +91,33 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, help="how many are tried at once")
     parser.add_argument("--rooms", nargs="*", default=(), help="draw from these rooms alone: router predict")
     parser.add_argument("--keep-trace", action="store_true", help="use the last trace, though files have changed since")
+    parser.add_argument("--part", type=_part, default=(1, 1), help="2/4: the second quarter of what is drawn")
     return parser
 
 
-def _trace(jobs: int, *, is_kept: bool) -> tracing.Trace:
-    """Which test runs what, of the files as they are."""
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part; write it as 2/4")
+    return int(part), int(parts)
+
+
+def _trace(jobs: int, files: list[str], *, is_kept: bool) -> tracing.Trace:
+    """Which test of the files runs what: of all files as they are, or of those that were kept before they changed."""
     digest = hashlib.sha256()
     for path in sorted([*(PACKAGE / file for file in modules()), *(ROOT / "tests").rglob("*.py")]):
         digest.update(path.read_bytes())
     stamp = tracing.KEPT / "of"
-    if not (stamp.is_file() and (is_kept or stamp.read_text() == digest.hexdigest())):
-        print("running the suite once, to see which test runs what", flush=True)
-        tracing.record(jobs, traced())
+    if not (is_kept or (stamp.is_file() and stamp.read_text() == digest.hexdigest())):
+        shutil.rmtree(tracing.KEPT, ignore_errors=True)
+    missing = [file for file in files if not tracing.kept(file).is_file()]
+    if missing:
+        print(f"running {len(missing)} files of tests once, to see which test runs what", flush=True)
+        tracing.record(jobs, missing)
+    if not is_kept:
+        stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.write_text(digest.hexdigest())
-        is_kept = False
-    return tracing.read(are_there=_collected() if is_kept else None)
+    return tracing.read(are_there=_collected(files) if is_kept and files else None)
 
 
 def traced() -> list[str]:
@@ -100,10 +130,10 @@ def traced() -> list[str]:
     return found
 
 
-def _collected() -> set[str]:
-    """The tests that there are now."""
+def _collected(files: list[str]) -> set[str]:
+    """The tests of the files that there are now."""
     said = subprocess.run(
-        pytest_command("--collect-only", "tests"), cwd=ROOT, capture_output=True, text=True, check=False
+        pytest_command("--collect-only", *files), cwd=ROOT, capture_output=True, text=True, check=False
     )
     return {line for line in said.stdout.splitlines() if "::" in line}
 
@@ -117,13 +147,14 @@ def _try_known(number: int) -> tuple[Known, Outcome]:
     return known, try_change(f"known{number}", known.file, text, known.tests, Limits(90.0, 300.0))
 
 
-def _try(number: int, change: Change, trace: tracing.Trace) -> Tried:
+def _reason(change: Change) -> str | None:
+    return reason_for(change, (PACKAGE / change.file).read_text("utf-8"))
+
+
+def _try(number: int, change: Change, trace: tracing.Trace, files: list[str]) -> Tried:
     source = (PACKAGE / change.file).read_text("utf-8")
-    reason = reason_for(change, source)
-    if reason is not None:
-        return Tried(change, None, reason)
     outcome = None
-    for tests in likely_tests(change, trace):
+    for tests in likely_tests(change, trace, files):
         if tests:
             seconds = [trace.seconds[test] for test in tests]
             limits = Limits(max(20.0, 6.0 * max(seconds)), 60.0 + 8.0 * sum(seconds))

@@ -1,4 +1,5 @@
-"""The plugin of pytest that keeps, after each test, which blocks it ran. Processes of ``tests.mutants.trace`` alone load it."""
+"""The plugin of pytest that keeps, after each file of tests, which blocks each of its tests ran. Processes of
+``tests.mutants.trace`` alone load it."""
 
 from __future__ import annotations
 
@@ -11,19 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.mutants import trace
 
 _blocks: mmap.mmap = vars(builtins)["__inferd_blocks__"]
 _empty = bytes(len(_blocks))
-_seen = Path(os.environ["INFERD_MUTANTS_SEEN"])
 _tests: dict[str, float] = {}
 _failed: set[str] = set()
 _rows: dict[str, bytes] = {}
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     _blocks[:] = _empty
-    _tests[item.nodeid] = 0.0
+    _tests.setdefault(item.nodeid, 0.0)
     result = yield
     row = np.packbits(np.frombuffer(_blocks[:], np.uint8))
     if item.nodeid in _failed or not _tests[item.nodeid]:
@@ -32,6 +33,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     else:  # some tests are several under one name
         before = np.frombuffer(_rows.get(item.nodeid, bytes(len(row))), np.uint8)
         _rows[item.nodeid] = (row | before).tobytes()
+    file = _file_of(item.nodeid)
+    if nextitem is None or _file_of(nextitem.nodeid) != file:
+        _keep(file)
     return result
 
 
@@ -42,7 +46,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _tests[report.nodeid] = max(report.duration, 0.001)
 
 
-def pytest_sessionfinish() -> None:
-    kept = {test: seconds for test, seconds in _tests.items() if seconds}  # a test that was interrupted took none
-    _seen.write_bytes(b"".join(_rows[test] for test in kept))
-    _seen.with_suffix(".tests").write_text(json.dumps(kept))
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def _keep(file: str) -> None:
+    tests = {test: seconds for test, seconds in _tests.items() if _file_of(test) == file}
+    place = Path(os.environ["INFERD_MUTANTS_SEEN"], trace.kept(file).name)
+    place.with_suffix(".hits").write_bytes(b"".join(_rows[test] for test in tests))
+    place.write_text(json.dumps({"file": file, "names": os.environ["INFERD_MUTANTS_NAMES"], "tests": tests}))

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Final
 
 from tests.mutants.operators import Change, changes
-from tests.mutants.sources import PACKAGE, modules, room_of
+from tests.mutants.sources import PACKAGE, Tested, module_name, modules, room_of
 from tests.mutants.trace import Trace
 
 # What a GPU alone runs is `make gpu-check`'s; what needs a server of Redis or PostgreSQL is tried where one is named.
@@ -55,11 +55,25 @@ def rank(change: Change, seed: int) -> bytes:
     return hashlib.sha256(f"{seed}\0{block}\0{change.original}\0{change.text}".encode()).digest()
 
 
-def likely_tests(change: Change, trace: Trace) -> tuple[list[str], list[str]]:
-    """Those of the change's own room first, quick ones before slow ones; then others, a few of every file."""
-    known = trace.tests_of(change.block)
-    if known is None:
-        known = trace.tests_of_file(change.file)
+def near_files(file: str, tested: dict[str, Tested]) -> list[str]:
+    """The files of tests, those first that are likely to notice a change to the module: those that are named as it is,
+    import it, or say its name."""
+    module = module_name(file)
+    word = module.rpartition(".")[2].replace("_", " ")
+
+    def distance(test: str) -> tuple[int, int, bool, int, str]:
+        imported = tested[test].modules
+        is_imported = module in imported or any(name.startswith(f"{module}.") for name in imported)
+        near = _distance(file, test)
+        is_named = word in tested[test].text.replace("_", " ")
+        return 0 if near == 0 else 2 - is_imported, near, not is_named, len(imported), test
+
+    return sorted(tested, key=distance)
+
+
+def likely_tests(change: Change, trace: Trace, files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of these files. Those of the change's own room first, quick ones before slow ones; then others, a few of every file."""
+    known = trace.tests_of(change.block, files)
     ranked = sorted(known, key=lambda test: (_distance(change.file, test), trace.seconds[test], test))
     first = _within(ranked, trace, FIRST_S)
     taken = set(first)

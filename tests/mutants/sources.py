@@ -6,9 +6,9 @@ The name of a block is ``file:Class.function:number``. The number counts the bod
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "src" / "inferd"
@@ -76,3 +76,37 @@ def _nested(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
         yield handler.body
     for case in getattr(statement, "cases", ()):
         yield case.body
+
+
+class Tested(NamedTuple):
+    """A file of tests: its text, and the modules of the package that it imports, itself or by modules of tests."""
+
+    text: str
+    modules: frozenset[str]
+
+
+def tested(files: Iterable[str]) -> dict[str, Tested]:
+    found: dict[str, Tested] = {}
+    return {file: _tested(file, found) for file in files}
+
+
+def _tested(file: str, found: dict[str, Tested]) -> Tested:
+    if file not in found:
+        text = (ROOT / file).read_text("utf-8")
+        found[file] = Tested(text, frozenset())  # while modules of tests that import each other are read
+        names = set(_imports(ast.parse(text)))
+        for name in [name for name in names if name.startswith("tests.")]:
+            helper = name.replace(".", "/") + ".py"
+            if (ROOT / helper).is_file():
+                names |= _tested(helper, found).modules
+        found[file] = Tested(text, frozenset(name for name in names if name.startswith("inferd")))
+    return found[file]
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

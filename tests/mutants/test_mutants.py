@@ -15,9 +15,10 @@ from tests.mutants.equivalent import EQUIVALENT, reason_for
 from tests.mutants.hook import write_hook
 from tests.mutants.known import KNOWN, Known
 from tests.mutants.operators import applied, changes
-from tests.mutants.selection import likely_tests, rank, sample
+from tests.mutants.selection import likely_tests, near_files, rank, sample
 from tests.mutants.sources import PACKAGE, ROOT, bodies, module_name, room_of
-from tests.mutants.trace import MAPPED, Trace, marked
+from tests.mutants.sources import Tested as FileOfTests
+from tests.mutants.trace import MAPPED, Seen, Trace, kept, marked
 
 SOURCE = '''"""Text that no change touches: 1 < 2."""
 
@@ -136,7 +137,14 @@ def test_a_rooms_own_tests_are_asked_first_and_others_when_they_notice_nothing()
         "tests/test_app.py::test_of_a_whole_server": 9.0,
     }
     hits = np.array([[True], [True], [True], [False], [True]])
-    first, second = likely_tests(change, Trace([change.block], seconds, hits))
+    columns = {change.block: 0}
+    tests = [*seconds]
+    seen = {
+        file: Seen([tests[row] for row in rows], columns, hits[rows])
+        for file in {test.partition("::")[0] for test in tests}
+        for rows in [[row for row, test in enumerate(tests) if test.startswith(f"{file}::")]]
+    }
+    first, second = likely_tests(change, Trace(seen, seconds), [*seen])
     assert first == [
         "tests/router/waiting/test_queue.py::test_slow_of_its_own",
         "tests/router/test_pool_laws.py::test_of_the_folder",
@@ -156,23 +164,53 @@ def test_processes_import_the_changed_module_and_the_working_tree_stays_as_it_is
     assert (PACKAGE / file).read_text("utf-8") == source
 
 
-def test_a_suite_that_is_interrupted_keeps_what_its_complete_tests_ran(tmp_path: Path) -> None:
-    (tmp_path / "test_of_a_suite.py").write_text(
+def test_files_of_tests_that_name_or_import_a_module_are_near_to_it() -> None:
+    tested = {
+        "tests/app/test_root.py": FileOfTests("", frozenset({"inferd.app.root"})),
+        "tests/gateway/test_through_a_server.py": FileOfTests("", frozenset({"inferd.router.waiting.queue"})),
+        "tests/router/test_order.py": FileOfTests("of the waiting queue", frozenset({"inferd.router"})),
+        "tests/router/test_pool.py": FileOfTests("", frozenset({"inferd.router.pool"})),
+        "tests/router/waiting/test_queue.py": FileOfTests("", frozenset()),
+    }
+    assert near_files("router/waiting/queue.py", tested) == [
+        "tests/router/waiting/test_queue.py",
+        "tests/gateway/test_through_a_server.py",
+        "tests/router/test_order.py",
+        "tests/router/test_pool.py",
+        "tests/app/test_root.py",
+    ]
+
+
+def test_a_run_that_is_interrupted_keeps_what_its_complete_files_ran(tmp_path: Path) -> None:
+    (tmp_path / "test_first.py").write_text(
         "import builtins\n\n"
-        "def test_first():\n    builtins.__inferd_blocks__[3] = 1\n\n"
-        "def test_interrupted():\n    builtins.__inferd_blocks__[4] = 1\n    raise KeyboardInterrupt\n\n"
-        "def test_last():\n    pass\n"
+        "def test_one():\n    builtins.__inferd_blocks__[3] = 1\n\n"
+        "def test_failing():\n    builtins.__inferd_blocks__[4] = 1\n    assert False\n"
     )
-    marks, seen = tmp_path / "marks", tmp_path / "seen"
+    (tmp_path / "test_second.py").write_text(
+        "def test_before():\n    pass\n\ndef test_interrupted():\n    raise KeyboardInterrupt\n"
+    )
+    marks = tmp_path / "marks"
     marks.write_bytes(bytes(8))
     env = write_hook(tmp_path / "hook", {}, MAPPED.format(path=str(marks)))
-    env |= {"INFERD_MUTANTS_SEEN": str(seen), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.recording", "test_of_a_suite.py"]
+    env |= {
+        "INFERD_MUTANTS_SEEN": str(tmp_path),
+        "INFERD_MUTANTS_NAMES": "some.names",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.recording", "test_first.py", "test_second.py"]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout + done.stderr
-    assert [*json.loads(seen.with_suffix(".tests").read_text())] == ["test_of_a_suite.py::test_first"]
-    assert seen.read_bytes() == bytes([0b00010000])
+    seen = tmp_path / kept("test_first.py").name
+    told = json.loads(seen.read_text())
+    assert (told["file"], told["names"], [*told["tests"]]) == (
+        "test_first.py",
+        "some.names",
+        ["test_first.py::test_one"],
+    )
+    assert seen.with_suffix(".hits").read_bytes() == bytes([0b00010000])
+    assert not (tmp_path / kept("test_second.py").name).exists()
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.what)

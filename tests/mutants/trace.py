@@ -1,18 +1,19 @@
-"""Which test runs which block: the whole suite once, with a mark at the beginning of every block.
+"""Which test runs which block: files of tests run once, with a mark at the beginning of every block.
 
 The marks are bytes of a file that the test's process maps, and every process that it starts: what a worker runs counts for
-the test that runs meanwhile, and a process that is killed loses nothing.
+the test that runs meanwhile, and a process that is killed loses nothing. What was seen is kept for each file of tests.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,69 +30,99 @@ with open({path!r}, "r+b") as _f:
 """
 
 
+class Seen(NamedTuple):
+    """What the tests of one file ran: their node ids, and ``hits[test, column of the block]``."""
+
+    tests: list[str]
+    columns: dict[str, int]
+    hits: NDArray[np.bool_]
+
+
 class Trace:
-    """``names``: of blocks. ``tests``: their node ids, with how long each took. ``hits[test, block]``."""
+    """``seen``: by the file of tests. ``seconds``: of each test."""
 
-    def __init__(self, names: list[str], tests: dict[str, float], hits: NDArray[np.bool_]) -> None:
-        self.tests = list(tests)
-        self.seconds = tests
-        self._columns = {name: number for number, name in enumerate(names)}
-        self._hits = hits
+    def __init__(self, seen: dict[str, Seen], seconds: dict[str, float]) -> None:
+        self.seen = seen
+        self.seconds = seconds
 
-    def tests_of(self, block: str) -> list[str] | None:
-        """Those that ran it; None where the block was not there when it was traced."""
-        column = self._columns.get(block)
-        if column is None:
-            return None
-        return [self.tests[row] for row in np.flatnonzero(self._hits[:, column])]
-
-    def tests_of_file(self, file: str) -> list[str]:
-        """Those that ran anything of a module."""
-        columns = [number for name, number in self._columns.items() if name.startswith(f"{file}:")]
-        return [self.tests[row] for row in np.flatnonzero(self._hits[:, columns].any(axis=1))]
+    def tests_of(self, block: str, files: Iterable[str]) -> list[str]:
+        """Those tests of the files that ran the block; all that ran its module where the block was not there then."""
+        module = block.partition(":")[0] + ":"
+        found: list[str] = []
+        for seen in (self.seen[file] for file in files if file in self.seen):
+            if block in seen.columns:
+                columns = [seen.columns[block]]
+            else:
+                columns = [column for name, column in seen.columns.items() if name.startswith(module)]
+            found += [seen.tests[row] for row in np.flatnonzero(seen.hits[:, columns].any(axis=1))]
+        return found
 
 
-def record(jobs: int, paths: list[str]) -> None:
-    """Run the suite, in as many processes at once, and keep what was seen."""
+def record(jobs: int, files: Sequence[str]) -> None:
+    """Run the files of tests, in as many processes at once, and keep what was seen."""
     names: list[str] = []
     changed = {file: marked(file, names) for file in modules()}
-    files = sorted(file for path in paths for file in _test_files(ROOT / path))
+    blocks = json.dumps(names).encode()
+    KEPT.mkdir(parents=True, exist_ok=True)
+    names_of = f"{hashlib.sha256(blocks).hexdigest()[:16]}.names"
+    (KEPT / names_of).write_bytes(blocks)
     runs = []
-    for job in range(jobs):
+    for job in range(min(jobs, len(files))):
         folder = KEPT / f"job{job}"
         marks = folder / "marks"
         folder.mkdir(parents=True, exist_ok=True)
         marks.write_bytes(bytes(len(names)))
         env = write_hook(folder, changed, MAPPED.format(path=str(marks)))
-        env["INFERD_MUTANTS_SEEN"] = str(folder / "seen")
+        env |= {"INFERD_MUTANTS_SEEN": str(KEPT), "INFERD_MUTANTS_NAMES": names_of}
         command = pytest_command("-p", "tests.mutants.recording", *files[job::jobs])
         with (folder / "log").open("w") as log:
             runs.append(subprocess.Popen(command, env=env, cwd=ROOT, stdout=log, stderr=log))
     codes = [run.wait() for run in runs]
-    if any(code not in (0, 1) for code in codes):
-        sys.exit(f"The suite could not be run (exit codes {codes}); see {KEPT}/job*/log.")
-    (KEPT / "names.json").write_text(json.dumps(names))
+    if any(code not in (0, 1, 5) for code in codes):
+        sys.exit(f"The tests could not be run (exit codes {codes}); see {KEPT}/job*/log.")
+    for file in files:
+        if not kept(file).is_file():  # none of its tests is run here
+            kept(file).write_text(json.dumps({"file": file, "names": names_of, "tests": {}}))
+            kept(file).with_suffix(".hits").write_bytes(b"")
+
+
+def kept(file: str) -> Path:
+    """Where it is kept what the tests of a file ran."""
+    return KEPT / f"{hashlib.sha256(file.encode()).hexdigest()[:16]}.seen"
 
 
 def read(are_there: Collection[str] | None = None) -> Trace:
-    """What was kept; of these tests alone, if they are named. Raises FileNotFoundError where nothing was."""
-    names: list[str] = msgspec.json.decode((KEPT / "names.json").read_bytes(), type=list[str])
-    tests: dict[str, float] = {}
-    rows: list[NDArray[np.uint8]] = []
-    for seen in sorted(KEPT.glob("job*/seen")):
-        found: dict[str, float] = msgspec.json.decode(seen.with_suffix(".tests").read_bytes(), type=dict[str, float])
-        tests |= found
-        rows.append(np.frombuffer(seen.read_bytes(), np.uint8).reshape(len(found), -1))
-    hits = np.unpackbits(np.concatenate(rows), axis=1, count=len(names)).astype(np.bool_)
-    if are_there is not None:
-        kept = [test in are_there for test in tests]
-        tests = {test: seconds for test, seconds in tests.items() if test in are_there}
-        hits = hits[kept]
-    return Trace(names, tests, hits)
+    """What is kept; of these tests alone, if they are named."""
+    names: dict[str, dict[str, int]] = {}
+    seen: dict[str, Seen] = {}
+    seconds: dict[str, float] = {}
+    for place in sorted(KEPT.glob("*.seen")):
+        told = msgspec.json.decode(place.read_bytes(), type=_Kept)
+        if told.names not in names:
+            listed: list[str] = msgspec.json.decode((KEPT / told.names).read_bytes(), type=list[str])
+            names[told.names] = {name: number for number, name in enumerate(listed)}
+        columns = names[told.names]
+        rows = np.frombuffer(place.with_suffix(".hits").read_bytes(), np.uint8).reshape(-1, (len(columns) + 7) // 8)
+        hits = np.unpackbits(rows, axis=1, count=len(columns)).astype(np.bool_)
+        is_there = [are_there is None or test in are_there for test in told.tests]
+        tests = [test for test, there in zip(told.tests, is_there, strict=True) if there]
+        seen[told.file] = Seen(tests, columns, hits[is_there])
+        seconds |= told.tests
+    return Trace(seen, seconds)
 
 
-def _test_files(path: Path) -> list[str]:
-    files = [path] if path.is_file() else path.rglob("test_*.py")
+class _Kept(msgspec.Struct):
+    """``names``: the file that lists the blocks. ``tests``: with how long each took."""
+
+    file: str
+    names: str
+    tests: dict[str, float]
+
+
+def test_files(path: str) -> list[str]:
+    """The files of tests in a folder, or the file itself, relative to the repository."""
+    place = ROOT / path
+    files = [place] if place.is_file() else place.rglob("test_*.py")
     return [file.relative_to(ROOT).as_posix() for file in files]
 
 
