@@ -18,6 +18,7 @@ from inferd.errors import InvalidRequest
 from inferd.predict.bounds import (
     MAX_ANSWERED,
     MAX_ELEMENTS,
+    MAX_EXTREMES,
     MAX_ROWS,
     MAX_TEXTS,
     bounded,
@@ -203,6 +204,30 @@ def test_a_document_of_tiny_values_is_refused_before_it_is_read(dialect: str, of
     assert "more than this model can take in one request" in said
     assert "max_rows" in said
     assert f"{of.max_rows} rows" in said
+
+
+@pytest.mark.parametrize("number", ["1e308", "4e-324", "1E+308", "0.1e0309"])
+@pytest.mark.parametrize(
+    ("dialect", "of", "before"),
+    [
+        ("v2", TABLE, '{"inputs":[{"name":"x","datatype":"FP32","shape":[4096,4],"data":['),
+        ("v1", TABLE, '{"instances":['),
+        ("invocations", TABLE, '{"inputs":['),
+        ("openai.embeddings", TEXTS, '{"input":"a","user":['),
+    ],
+)
+def test_numbers_that_are_slow_to_read_are_bounded_and_refused_before_they_are_read(
+    dialect: str, of: Contract, before: str, number: str
+) -> None:
+    said = refusal(dialect, f"{before}{number}".encode() + f",{number}".encode() * MAX_EXTREMES, of)
+    assert f"more than {MAX_EXTREMES} numbers with an exponent of three digits" in said
+    assert "not valid JSON" in refusal(dialect, f"{before}{number}".encode() + f",{number}".encode() * 12_000, of)
+
+
+def test_texts_that_look_like_slow_numbers_are_not_counted_among_them() -> None:
+    text = "1e308," * (2 * MAX_EXTREMES)
+    inputs, _ = read("v1", json.dumps({"instances": [text]}).encode(), BYTES)
+    assert [value.decode() for value in inputs["x"].flat] == [text]
 
 
 def test_a_table_is_read_no_further_than_the_rows_and_cells_of_one_request() -> None:

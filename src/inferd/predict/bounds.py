@@ -7,12 +7,14 @@ they are read. Knows contracts and bytes; knows no dialect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from inferd.errors import InvalidRequest
 from inferd.predict.contract import Contract
@@ -33,12 +35,18 @@ MAX_RANK: Final = 32
 MAX_ANSWERED: Final = 1 << 23
 """Values of one answer in JSON."""
 
+MAX_EXTREMES: Final = 1 << 14
+"""Numbers of one request in JSON whose exponent has three digits or more: near the ends of float64's range, one takes a
+decoder up to 13 us, 400 times as long as another number."""
+
 TEXT_WEIGHT: Final = 4
 """Numbers that cost about as much to read as one text, or as one list among nested ones."""
 
 _SLACK: Final = 65_536  # values that are no tensor's: parameters, shapes, names; shorter bodies are not counted
 _CHUNK_BYTES: Final = 1 << 20
 _QUOTE, _COMMA, _LIST, _OBJECT = b'",[{'
+_EXTREME: Final = re.compile(rb"[eE][+-]?[0-9]{3}")
+_AS_ZEROS: Final = bytes.maketrans(b"123456789+E", b"0" * 9 + b"-e")  # what is looked for is found quickly in it
 
 
 def bounded(contract: Contract, max_rows: int | None, batch_rows: int) -> Contract:
@@ -103,13 +111,18 @@ def check_values(body: bytes, contract: Contract) -> None:
     if len(body) <= _SLACK:
         return
     most_values, most_lists = most_in_json(contract)
-    if body.count(b",") <= most_values and body.count(b"[") + body.count(b"{") <= most_lists:
-        return
-    values, lists = _outside_strings(body, most_values, most_lists)
-    if values > most_values:
-        raise _too_large(f"more than {most_values} values", contract)
-    if lists > most_lists:
-        raise _too_large(f"more than {most_lists} lists and objects", contract)
+    if body.count(b",") > most_values or body.count(b"[") + body.count(b"{") > most_lists:
+        values, lists = _values_and_lists(body, most_values, most_lists)
+        if values > most_values:
+            raise _too_large(f"more than {most_values} values", contract)
+        if lists > most_lists:
+            raise _too_large(f"more than {most_lists} lists and objects", contract)
+    if _num_extremes_at_most(body) > MAX_EXTREMES and _num_extremes(body) > MAX_EXTREMES:
+        raise InvalidRequest(
+            f"The body has more than {MAX_EXTREMES} numbers with an exponent of three digits, as in 1e-310; they take "
+            "long to read. Round them, send several requests, or send numbers as binary data.",
+            param="inputs",
+        )
 
 
 def most_in_table(contract: Contract, *, has_header: bool) -> tuple[int, int]:
@@ -175,21 +188,45 @@ def _weight(spec: TensorSpec) -> int:
     return TEXT_WEIGHT if spec.datatype == "BYTES" else 1
 
 
-def _outside_strings(body: bytes, most_values: int, most_lists: int) -> tuple[int, int]:
+def _values_and_lists(body: bytes, most_values: int, most_lists: int) -> tuple[int, int]:
     """Commas, and opening brackets, that are no part of a string; no further than to one of the limits."""
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     values = lists = 0
-    is_inside = False
-    for begin in range(0, len(plain), _CHUNK_BYTES):
-        chunk = np.frombuffer(plain, np.uint8, min(_CHUNK_BYTES, len(plain) - begin), begin)
-        inside = np.cumsum(chunk == _QUOTE, dtype=np.uint8) & 1 != is_inside  # modulo 256 keeps even and odd
-        outside = chunk[~inside]
+    for outside in _outside_strings(body):
         values += int(np.count_nonzero(outside == _COMMA))
         lists += int(np.count_nonzero((outside == _LIST) | (outside == _OBJECT)))
         if values > most_values or lists > most_lists:
             break
-        is_inside = bool(inside[-1])
     return values, lists
+
+
+def _num_extremes_at_most(body: bytes) -> int:
+    """The numbers with a long exponent, or more: what looks like them inside of strings counts as well."""
+    num_letters = body.count(b"e") + body.count(b"E")  # most documents have few, and are searched no further
+    if num_letters <= MAX_EXTREMES:
+        return num_letters
+    zeros = body.translate(_AS_ZEROS)
+    return zeros.count(b"e000") + zeros.count(b"e-000")
+
+
+def _num_extremes(body: bytes) -> int:
+    """The numbers with a long exponent, no further than to their limit; one that two chunks share may be left out."""
+    count = 0
+    for outside in _outside_strings(body):
+        count += len(_EXTREME.findall(outside.tobytes()))
+        if count > MAX_EXTREMES:
+            break
+    return count
+
+
+def _outside_strings(body: bytes) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of a document that are no part of a string, in chunks."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    is_inside = False
+    for begin in range(0, len(plain), _CHUNK_BYTES):
+        chunk = np.frombuffer(plain, np.uint8, min(_CHUNK_BYTES, len(plain) - begin), begin)
+        inside = np.cumsum(chunk == _QUOTE, dtype=np.uint8) & 1 != is_inside  # modulo 256 keeps even and odd
+        yield chunk[~inside]
+        is_inside = bool(inside[-1])
 
 
 def _too_large(has: str, contract: Contract) -> InvalidRequest:
