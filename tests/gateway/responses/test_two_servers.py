@@ -16,11 +16,12 @@ from tests.scripted import Rule
 from tests.scripted.serving import ScriptedServer, serving
 
 LONG = " ".join(f"word {number}" for number in range(400))
-ITEMS = {"type": "array", "items": {"const": "word"}, "minItems": 10_000}
-ENDLESS: Any = {  # of 10,000 words; compiled at once, as a long text of a script is not
+LINE = {"type": "array", "items": {"const": "word"}, "minItems": 999}
+LINES = {"type": "array", "items": LINE, "minItems": 999}
+ENDLESS: Any = {  # of a million words; compiled at once, as a long text of a script is not
     "type": "json_schema",
     "name": "endless",
-    "schema": {"type": "object", "properties": {"x": ITEMS}, "required": ["x"], "additionalProperties": False},
+    "schema": {"type": "object", "properties": {"x": LINES}, "required": ["x"], "additionalProperties": False},
 }
 RULES = [
     Rule("a long text", LONG),
