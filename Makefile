@@ -13,6 +13,13 @@ KERNELS := $(wildcard CMakeLists.txt kernels/*.* kernels/*/*.*)
 SOURCES := pyproject.toml constraints.txt .ci/setup .ci/torch_index.py $(KERNELS)
 # Where kernels and matrix products use every core, two test processes would fight for them.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# Tests start hundreds of processes: where no bytecode is kept, each would compile every module again.
+SUITE_ENV := $(TEST_ENV) PYTHONDONTWRITEBYTECODE=
+# Tests wait for servers of their own: one process more than most small machines have cores. Each takes the next tests
+# of its half of the list, so that a module's servers start once, and at the end some of another's half.
+PARALLEL := -n 3 --dist worksteal
+TIERS ?= everyday
+SELECTED := $(if $(filter all,$(TIERS)),-m 'not soak')
 ARGS ?=
 
 export PYTHON TORCH_ARGS TORCH_CPU_INDEX
@@ -33,8 +40,8 @@ demo: $(VENV)/.llm ## Set up what the server needs and serve the bundled models:
 	@$(BIN)/inferd serve demo $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev ## Run every everyday test
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(ARGS)
+test: $(VENV)/.dev ## Run the everyday tests; those marked thorough as well: make test TIERS=all
+	@$(SUITE_ENV) $(BIN)/python -m pytest $(PARALLEL) $(SELECTED) $(ARGS)
 
 .PHONY: check
 check: $(VENV)/.dev ## Format, lint, types, the import contract, generated pages
@@ -69,7 +76,7 @@ bench: $(VENV)/.dev ## Measure the server as a wheel installs it, and write a ta
 .PHONY: test-compiled
 test-compiled: $(VENV)/.dev ## The tests of the gateway's process against its compiled modules
 	@.ci/compiled
-	@$(TEST_ENV) build/compiled/env/bin/python -m pytest -p no:cacheprovider -n 2 --ignore=tests/observe/alerts --ignore=tests/observe/devices tests/compiled tests/gateway tests/http tests/observe tests/remote tests/router $(ARGS)
+	@$(SUITE_ENV) build/compiled/env/bin/python -m pytest -p no:cacheprovider $(PARALLEL) $(SELECTED) --ignore=tests/observe/alerts --ignore=tests/observe/devices tests/compiled tests/gateway tests/http tests/observe tests/remote tests/router $(ARGS)
 
 .PHONY: test-clients
 test-clients: $(VENV)/.dev ## Published clients and agents against the server, installed under build/clients (ARGS: names)
@@ -82,8 +89,8 @@ gpu-check: $(VENV)/.dev ## On a machine with a CUDA device: its tests, then ever
 
 .PHONY: soak
 soak: $(VENV)/.dev ## Every fault and attack with its control, then a long run under load and faults
-	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "soak or not soak" tests/experiments
-	@$(TEST_ENV) $(BIN)/python -m pytest -m soak --ignore=tests/experiments tests
+	@$(SUITE_ENV) $(BIN)/python -m pytest -n 2 -m "soak or not soak" tests/experiments
+	@$(SUITE_ENV) $(BIN)/python -m pytest -m soak --ignore=tests/experiments tests
 	@$(BIN)/python -m bench.soak $(ARGS)
 
 .PHONY: sanitize

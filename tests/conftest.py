@@ -46,9 +46,9 @@ os.environ["INFERD_STATE__DATA_DIR"] = _DATA
 os.environ["XDG_DATA_HOME"] = _DATA  # for configurations that are made without reading the environment
 os.environ.pop("INFERD_STATE__URL", None)
 
-settings.register_profile("everyday", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("everyday", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The same examples each time: a change is judged by what it changes, and not by what a new draw finds elsewhere.
-settings.register_profile("gate", settings.get_profile("everyday"), derandomize=True)
+settings.register_profile("gate", settings.get_profile("everyday"), max_examples=50, derandomize=True)
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"))
 

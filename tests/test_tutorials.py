@@ -21,9 +21,11 @@ from typing import NamedTuple
 import httpx
 import pytest
 from tests.ports import free_port
+from tests.tiers import sample
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+EVERYDAY = [page for page in PAGES if page.stem in ("chat-model", "triton-repository")]
 NEEDED = {"triton-repository": "tritonclient.http", "chat-model": "openai"}
 
 _BLOCK = re.compile(r"^```(bash|text|python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -110,7 +112,7 @@ def test_dots_stand_for_anything_and_nothing_else_does() -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+@pytest.mark.parametrize("page", sample(PAGES, *EVERYDAY, ids={page: page.stem for page in PAGES}))
 def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
     if page.stem in NEEDED:
         pytest.importorskip(NEEDED[page.stem])

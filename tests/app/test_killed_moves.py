@@ -22,6 +22,7 @@ from tests.conftest import postgres_schema
 from tests.experiments.books import Tally
 from tests.experiments.client import Client
 from tests.predict.live import Address, serving
+from tests.tiers import THOROUGH
 from tests.worker.watching import is_running, until_now
 
 from inferd.lifecycle import registry
@@ -226,6 +227,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield made
 
 
+@THOROUGH  # test_rollouts_served.py: a killed server goes on with its rollout and promotes it by itself
 def test_a_server_that_is_killed_in_a_move_leaves_stage_rollout_and_logs_in_agreement(site: Site) -> None:
     site.carry_out(APPROVE, "0 before COMMIT")  # nothing was changed
     site.carry_out(START)

@@ -17,6 +17,7 @@ import pytest
 from onnx import numpy_helper
 from tests.predict.live import serving
 from tests.predict.small_onnx import identity
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 from inferd.cli.main import main
@@ -107,6 +108,7 @@ class Clients:
         return self._newest[1]
 
 
+@THOROUGH  # tests/test_reload.py: files are adopted and refused under load without a dropped request
 def test_a_replaced_file_is_served_without_a_refused_request_and_a_broken_one_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

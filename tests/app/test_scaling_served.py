@@ -15,6 +15,7 @@ import httpx
 import pytest
 from tests.app.test_replaced_files import inferd
 from tests.predict.live import serving
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 LONG_S = 120.0
@@ -55,6 +56,7 @@ def scaling(**settings: object) -> dict[str, dict[str, Any]]:
     return {"chat": {"source": "demo", "scaling": {"max": 2, **settings}, "scheduler": {"max_num_seqs": 1}}}
 
 
+@THOROUGH  # the test below has one replica come and go; tests/autoscale/ has more of them decided
 def test_a_second_replica_comes_with_the_load_survives_a_kill_and_leaves_without_a_failed_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

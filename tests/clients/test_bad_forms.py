@@ -17,6 +17,7 @@ from tests.gateway.grpc.running import text_request, unary
 from tests.scripted import Rule
 from tests.scripted.serving import ScriptedServer, serving
 from tests.stopwatch import Stopwatch
+from tests.tiers import sample
 
 MOST_S = 20.0  # of one refusal: far above the limits of its parts, for a machine that is busy
 ASK = [{"role": "user", "content": "hi"}]
@@ -466,22 +467,31 @@ def test_several_choices_with_streamed_tools_are_told_apart(server: ScriptedServ
 # -- bombs, beside a client that asks for nothing special ---------------------------------------
 
 
-def test_bombs_of_every_dialect_keep_no_other_client_waiting(http: httpx.Client, server: ScriptedServer) -> None:
-    wide = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(8_000)}}
-    subsets = {"anyOf": [{"allOf": [{"not": {"required": [f"{n}"]}}, {"minProperties": n}]} for n in range(150)]}
-    deep = {"type": "object"}
-    bombs: list[Any] = [wide, {**deep, **subsets}, nested(300), {"type": "object", "maxProperties": 3, **wide}]
+WIDE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(8_000)}}
+BOMBS: dict[str, Any] = {
+    "many members": WIDE,
+    "few of many members": {"maxProperties": 3, **WIDE},
+    "all subsets": {
+        "type": "object",
+        "anyOf": [{"allOf": [{"not": {"required": [f"{n}"]}}, {"minProperties": n}]} for n in range(150)],
+    },
+    "deep": nested(300),
+}
+GRAMMARS = ("start: " + "(" * 9_000, 'start: "a"{0,99999}{0,99999}', "root ::= " + '"a" | ' * 20_000 + '"b"')
+
+
+@pytest.mark.parametrize("bomb", sample([*BOMBS, "grammars"], "all subsets", "deep", "grammars"))
+def test_bombs_of_every_dialect_keep_no_other_client_waiting(
+    http: httpx.Client, server: ScriptedServer, bomb: str
+) -> None:
     results: list[Told] = []
 
     def ask_all() -> None:
-        for schema in bombs:
-            results.extend(ask(http, filled(fields, schema)) for ask, fields in SCHEMAS_OF_TEXTS)
-            results.extend(ask(http, filled(fields, schema)) for ask, fields, _ in FORCED[::3])
-        for grammar in (
-            "start: " + "(" * 9_000,
-            'start: "a"{0,99999}{0,99999}',
-            "root ::= " + '"a" | ' * 20_000 + '"b"',
-        ):
+        if bomb in BOMBS:
+            results.extend(ask(http, filled(fields, BOMBS[bomb])) for ask, fields in SCHEMAS_OF_TEXTS)
+            results.extend(ask(http, filled(fields, BOMBS[bomb])) for ask, fields, _ in FORCED[::3])
+            return
+        for grammar in GRAMMARS:
             results.extend(ask(http, {"guided_grammar": grammar}) for ask in (chat, generate))
         results.append(chat(http, {"guided_regex": "(a{1000}){1000}"}))
 

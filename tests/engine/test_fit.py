@@ -17,6 +17,7 @@ from tests.checkpoints.answers.test_detect import CASES, THINKING, TURNS
 from tests.engine.deltas import deltas, joined
 from tests.engine.test_constrained import PERSON, PROMPT, TAGS, Answer, Build, ask, build, engines, run
 from tests.engine.test_forced_calls import TOOLS, load
+from tests.tiers import examples
 
 from inferd.answer_form import AnswerForm, Choices, Constraint, Grammar, JsonSchema, Regex, ToolUse
 from inferd.engine.engine import Engine
@@ -92,7 +93,7 @@ def check(answer: Answer, schema: Any, budget: int, index: int = 0) -> None:
     jsonschema.validate(value, schema, jsonschema.Draft202012Validator)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(SCHEMAS),
     st.integers(0, 60),

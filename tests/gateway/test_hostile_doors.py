@@ -28,6 +28,7 @@ from tests.gateway.grpc.client import Client, framed
 from tests.gateway.grpc.running import GrpcRunning, PredictingRouter, infer_request
 from tests.gateway.grpc.running import running as grpc_running
 from tests.heap import freeze_heap, refreeze_heap
+from tests.tiers import sample
 from tests.worker.watching import until_now
 
 from inferd.cli.version import is_gateway_compiled
@@ -195,16 +196,24 @@ def slow(site: Running | GrpcRunning, attacks: Iterable[Attack], lines: Lines) -
     return found
 
 
+NUM_PARTS = 5
+
+
 @pytest.mark.timeout(300)
-def test_no_request_over_http_makes_others_wait(http: Running, lines: Lines) -> None:
+@pytest.mark.parametrize("part", sample(range(NUM_PARTS), 0))
+def test_no_request_over_http_makes_others_wait(http: Running, lines: Lines, part: int) -> None:
     """All of them against a compiled gateway, which is what is installed; every third against the interpreted one."""
     attacks = http_attacks(ROUTES, model_of, KEY, MAX_DECODE_COST, 4)
-    assert not slow(http, itertools.islice(attacks, 0, None, 1 if is_gateway_compiled() else 3), lines)
+    step = 1 if is_gateway_compiled() else 3
+    assert not slow(http, itertools.islice(attacks, part * step, None, NUM_PARTS * step), lines)
 
 
-@pytest.mark.parametrize("attack", http1_floods(), ids=lambda attack: attack.bytes_of)
-def test_no_connection_of_http1_makes_others_wait(http: Running, lines: Lines, attack: Attack) -> None:
-    assert not slow(http, [attack], lines)
+FLOODS = {attack.bytes_of: attack for attack in http1_floods()}
+
+
+@pytest.mark.parametrize("flood", sample(FLOODS, *(name for name in FLOODS if name != "refused requests")))
+def test_no_connection_of_http1_makes_others_wait(http: Running, lines: Lines, flood: str) -> None:
+    assert not slow(http, [FLOODS[flood]], lines)
 
 
 @pytest.mark.parametrize("size", [1, 64])
@@ -233,8 +242,10 @@ def test_a_connection_of_http1_may_not_cost_more_than_it_is_good_for(http: Runni
 
 
 @pytest.mark.timeout(300)
-def test_no_call_of_grpc_makes_others_wait(grpc: GrpcRunning, lines: Lines) -> None:
-    assert not slow(grpc, grpc_attacks(grpc.server.methods, "digits", KEY), lines)
+@pytest.mark.parametrize("part", sample(range(NUM_PARTS), 0))
+def test_no_call_of_grpc_makes_others_wait(grpc: GrpcRunning, lines: Lines, part: int) -> None:
+    attacks = grpc_attacks(grpc.server.methods, "digits", KEY)
+    assert not slow(grpc, itertools.islice(attacks, part, None, NUM_PARTS), lines)
 
 
 @pytest.mark.timeout(300)

@@ -66,12 +66,13 @@ def write_hook(folder: Path, changed: dict[str, str], also: str = "") -> dict[st
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
+        "HYPOTHESIS_PROFILE": "gate",
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
 
 
 def pytest_command(*words: str) -> list[str]:
-    """pytest in one process, the same every time: no cache, one seed."""
+    """pytest in one process, the same every time: no cache, one seed, and the tests that are marked thorough too."""
     quiet = ("-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--no-header", "-o", "console_output_style=classic")
-    return [sys.executable, "-m", "pytest", *quiet, *words]
+    return [sys.executable, "-m", "pytest", *quiet, "-m", "not soak", *words]

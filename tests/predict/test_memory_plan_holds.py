@@ -17,6 +17,7 @@ import yaml
 from onnx import TensorProto, helper, numpy_helper
 from tests.predict.encoder.tiny_encoders import write_encoder
 from tests.predict.live import serving
+from tests.tiers import THOROUGH
 
 from inferd.cli.check import examine
 from inferd.cli.running.control import find_server
@@ -68,6 +69,7 @@ def peaks() -> dict[str, int]:
     return found
 
 
+@THOROUGH  # tests/planning/test_model_plans.py compares the memory of one replica with its plan
 def test_no_model_takes_more_than_the_plan_gives_it_and_none_starves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

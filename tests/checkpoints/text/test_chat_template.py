@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tiers import sample
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
@@ -519,7 +520,7 @@ _CHATS: dict[str, Chat] = {
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("kind", _CHATS)
+@pytest.mark.parametrize("kind", sample(_CHATS, "system", "called"))
 def test_real_templates_render_as_in_transformers(
     shared_data: Path, tokenizer_folders: dict[str, Path], kind: str
 ) -> None:

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.generation.feedback import FeedbackSources
+from schemathesis.pytest._test_builder import build_operation_test
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
     status_code_conformance,
 )
 from tests.gateway.fakes import FakeAuditor, FakeControl, Running, post, running, sse
+from tests.tiers import THOROUGH
 
 from inferd.gateway.admin.openapi import openapi_document
 from inferd.gateway.routes import ROUTES
@@ -25,6 +28,14 @@ from inferd.tenancy.principal import OPERATOR
 DOCUMENT: dict[str, Any] = json.loads(openapi_document())
 # A version's routes have the endpoints and the schemas of its model's.
 schema = schemathesis.openapi.from_dict(DOCUMENT).exclude(path_regex="/versions/")
+OPERATIONS = {found.ok().label: found.ok() for found in schema.get_all_operations()}
+FEW = settings(
+    max_examples=6,
+    derandomize=True,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +78,39 @@ def test_everything_described_is_served(server: Running) -> None:
             assert known, (method, path, reply.text)
 
 
-@schema.parametrize()
-@settings(
-    max_examples=6,
-    derandomize=True,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-def test_answers_keep_to_the_document(server: Running, case: schemathesis.Case[Any]) -> None:
+def check(server: Running, case: schemathesis.Case[Any]) -> None:
     case.call_and_validate(
         base_url=server.url,
         checks=[not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance],
     )
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_answers_keep_to_the_document(server: Running, name: str) -> None:
+    @FEW
+    @given(case=OPERATIONS[name].as_strategy())
+    def some(case: schemathesis.Case[Any]) -> None:
+        check(server, case)
+
+    some()
+
+
+@THOROUGH
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_answers_to_every_bound_of_every_field_keep_to_the_document(server: Running, name: str) -> None:
+    """Schemathesis' systematic cases, valid and invalid. They are made here, and not when tests are collected."""
+
+    @FEW
+    def all_cases(case: schemathesis.Case[Any]) -> None:
+        check(server, case)
+
+    build_operation_test(
+        config=schema.config,
+        operation=OPERATIONS[name],
+        test_func=all_cases,
+        given_kwargs={},
+        feedback=FeedbackSources(),
+    )()
 
 
 def test_events_and_answers_validate_against_their_schemas(server: Running) -> None:

@@ -27,6 +27,7 @@ from tests.gateway.grpc.running import (
     unary,
     unary_future,
 )
+from tests.tiers import sample
 from tests.worker.watching import until_now
 
 from inferd.app.audit import AuditTrail
@@ -606,7 +607,7 @@ def test_what_does_not_end_in_time_is_cut() -> None:
         assert leaving.served().outcome == "cancelled"
 
 
-@pytest.mark.parametrize("reason", ["load", "quota", "model"])
+@pytest.mark.parametrize("reason", sample(["load", "quota", "model"], "load"))
 def test_a_connection_goes_on_however_many_of_its_calls_are_refused(reason: str) -> None:
     """Another call is under way on it all the while, perhaps another client's behind a proxy."""
     door = FakeDoor({"good": Principal(key_id="k", scopes=frozenset(("infer",)))})

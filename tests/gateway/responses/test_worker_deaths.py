@@ -15,6 +15,7 @@ import pytest
 from tests.gateway.responses.test_background import ended, until
 from tests.scripted import Rule
 from tests.scripted.serving import ScriptedServer, serving
+from tests.tiers import THOROUGH, sample
 from tests.worker.watching import children
 
 LONG = " ".join(f"word {number}" for number in range(400))
@@ -100,7 +101,7 @@ def is_computing(server: ScriptedServer) -> bool:
     return any(line.startswith("inferd_running{") and float(line.rpartition(" ")[2]) > 0 for line in page.splitlines())
 
 
-@pytest.mark.parametrize("text", ["a long text", "anything"])
+@pytest.mark.parametrize("text", sample(["a long text", "anything"], "a long text"))
 def test_a_background_response_goes_on_at_the_next_worker(
     server: ScriptedServer, client: openai.OpenAI, text: str
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_background_response_goes_on_at_the_next_worker(
         assert [event.type for event in again] == [event.type for event in seen]
 
 
+@THOROUGH  # test_survival.py: a response that was begun too often has failed
 def test_a_response_whose_workers_die_has_failed(server: ScriptedServer, client: openai.OpenAI) -> None:
     stream, seen = begin(client, "a long text", background=True)
     name = seen[0].response.id

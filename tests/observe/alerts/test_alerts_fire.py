@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from tests.tiers import THOROUGH
 
 from inferd.config import ObjectivesConfig
 from inferd.observe.alerts.burn_rates import BURN_RATES
@@ -308,7 +309,15 @@ def test_every_alert_has_a_case() -> None:
     assert set(CASES) == {alert.name for alert in GENERAL} | {rate.alert for rate in BURN_RATES}
 
 
-@pytest.mark.parametrize(("alert", "case"), [(alert, case) for alert, cases in CASES.items() for case in cases])
+# Every day the first case of each alert.
+ALL = [
+    pytest.param(alert, case, marks=() if case is cases[0] else THOROUGH)
+    for alert, cases in CASES.items()
+    for case in cases
+]
+
+
+@pytest.mark.parametrize(("alert", "case"), ALL)
 @pytest.mark.parametrize("fires", [True, False], ids=["fires", "is-quiet"])
 def test_an_alert_fires_when_it_should_and_only_then(alert: str, case: Case, fires: bool, tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
