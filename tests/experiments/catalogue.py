@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from tests.experiments.field import Field
 
 Run = Callable[[Field], None]
+Tier = Literal["everyday", "thorough", "soak"]
+"""Which of ``make test``, ``make test TIERS=all`` and ``make soak`` are the first to run it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Experiment:
     control: str  # the defect, in words
     red: str  # what the control's failure says: a regular expression
     run: Run
-    is_quick: bool
+    tier: Tier
 
     @property
     def row(self) -> str:
@@ -51,13 +54,13 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def experiment(
-    id: str, *, injects: str, holds: str, control: str, red: str, quick: bool = False
+    id: str, *, injects: str, holds: str, control: str, red: str, tier: Tier = "soak"
 ) -> Callable[[Run], Run]:
     """Enter a function into the table."""
 
     def enter(run: Run) -> Run:
         assert id not in EXPERIMENTS, f"{id} is there twice"
-        EXPERIMENTS[id] = Experiment(id, injects, holds, control, red, run, quick)
+        EXPERIMENTS[id] = Experiment(id, injects, holds, control, red, run, tier)
         return run
 
     return enter

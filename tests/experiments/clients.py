@@ -23,7 +23,7 @@ LONG = 5000  # tokens; with SLOW over a minute
     holds="their sequences stop and nothing is in flight within 1 s",
     control="a stream's cancellation does nothing",
     red="still in flight",
-    quick=True,
+    tier="everyday",
 )
 def leaving_mid_stream(field: Field) -> None:
     with field.serve(defects=("streams_are_never_cancelled",)) as server:
@@ -52,7 +52,7 @@ def _idle_after(server: Server, most_s: float = 3.0) -> float:
     holds="the request is never computed",
     control="a stream's cancellation does nothing",
     red="was computed",
-    quick=True,
+    tier="everyday",
 )
 def leaving_the_queue(field: Field) -> None:
     gate, mark = field.folder / "gate", field.folder / "mark"
@@ -154,7 +154,7 @@ def slow_headers(field: Field) -> None:
     holds="the kernel probes idle connections (keep-alive timer), and a client that takes nothing is cut off",
     control="accepted sockets are not probed",
     red="no keep-alive timer",
-    quick=True,
+    tier="everyday",
 )
 def half_open(field: Field) -> None:
     with (
@@ -182,7 +182,7 @@ def _timer(local_port: int, remote_port: int) -> str | None:
     holds="each is answered as its specification says",
     control="a server that closes after the first answer and knows no HEAD",
     red="HEAD|pipelin",
-    quick=True,
+    tier="everyday",
 )
 def odd_http(field: Field) -> None:
     with field.serve() as server, contextlib.ExitStack() as stack:

@@ -193,7 +193,7 @@ ESCAPES = (
     holds="nothing is reached; the endless one is stopped within 2 s of processor time",
     control="jinja2's plain environment",
     red="Python was reached",
-    quick=True,
+    tier="everyday",
 )
 def templates(field: Field) -> None:
     for source in ESCAPES:

@@ -65,7 +65,7 @@ def is_served(client: Client, **options: Any) -> str | None:
     holds="its streams end with an error event within 2 s, the other's go on, one restart, ready within 5 s",
     control="SIGSTOP instead, which causes no notification",
     red="error event",
-    quick=True,
+    tier="everyday",
 )
 def killed_worker(field: Field) -> None:
     with field.serve(TWO_REPLICAS) as server, contextlib.ExitStack() as stack:
@@ -103,7 +103,7 @@ def killed_worker(field: Field) -> None:
     holds="the worker is killed after hang_timeout_s and started again; its streams end with an error event",
     control="hang_timeout_s: 60",
     red="no error",
-    quick=True,
+    tier="everyday",
 )
 def hung_worker(field: Field) -> None:
     model = {"source": "tiny", "hang_timeout_s": field.either(0.5, 60.0)}
@@ -124,7 +124,7 @@ def hung_worker(field: Field) -> None:
     holds="the requests of that step fail, those after it are served, the worker stays",
     control="the step kills its worker instead",
     red="worker",
-    quick=True,
+    tier="everyday",
 )
 def failing_step(field: Field) -> None:
     with field.serve() as server:
@@ -141,7 +141,7 @@ def failing_step(field: Field) -> None:
     holds="given up after two deaths; every innocent one is answered",
     control="two such requests",
     red="deaths|innocent",
-    quick=True,
+    tier="everyday",
 )
 def poison(field: Field) -> None:
     gate = field.folder / "gate"
@@ -200,7 +200,7 @@ def no_descriptors(field: Field) -> None:
     holds="exit code 0 within 2 s",
     control="drain_delay_s: 3",
     red="took",
-    quick=True,
+    tier="everyday",
 )
 def sigterm_idle(field: Field) -> None:
     with field.serve({"server": {"drain_delay_s": field.either(0.0, 3.0)}}, checked=False) as server:
@@ -215,7 +215,7 @@ def sigterm_idle(field: Field) -> None:
     holds="no request fails",
     control="drain_delay_s: 0",
     red="failed",
-    quick=True,
+    tier="thorough",
 )
 def sigterm_under_load(field: Field) -> None:
     config = {"server": {"drain_delay_s": field.either(1.0, 0.0)}}
@@ -270,7 +270,7 @@ def work_beyond_grace(field: Field) -> None:
     holds="exit code 0 within 5 s, no worker left",
     control="the server is stopped (SIGSTOP), as one that hangs would be",
     red="did not exit",
-    quick=True,
+    tier="everyday",
 )
 def sigterm_while_loading(field: Field) -> None:
     gate = field.folder / "gate"
@@ -313,7 +313,7 @@ def _restart_quietly(server: Server) -> None:
     holds="its workers are gone within 10 s and its port can be used again",
     control="one more process is looked for, which does not watch its parent",
     red="alive",
-    quick=True,
+    tier="thorough",
 )
 def killed_parent(field: Field) -> None:
     with field.serve(TWO_REPLICAS, checked=False) as server, subprocess.Popen(["sleep", "30"]) as careless:
@@ -337,7 +337,7 @@ def killed_parent(field: Field) -> None:
     holds="exits with a status other than 0 within 3 s; the first is unharmed",
     control="another port",
     red="did not exit",
-    quick=True,
+    tier="thorough",
 )
 def second_instance(field: Field) -> None:
     with field.serve() as server:
@@ -397,7 +397,7 @@ def short_soak(field: Field) -> None:
     holds="the old configuration serves and the refusal is visible; the good one is adopted without a failed request",
     control="server.reload: false",
     red="was not adopted",
-    quick=True,
+    tier="thorough",
 )
 def reloads(field: Field) -> None:
     base = {"server": {"reload": field.either(True, False)}}
@@ -504,7 +504,7 @@ def _unload_quietly(server: Server) -> None:
     holds="each within 1 s, counters never go back",
     control="the server is stopped for 2 s",
     red="a scrape took",
-    quick=True,
+    tier="everyday",
 )
 def scrapes(field: Field) -> None:
     with field.serve() as server, load(12, lambda: _asked(server)):
@@ -536,7 +536,7 @@ def _asked(server: Server) -> None:
     holds="live and not ready meanwhile; what is asked waits and is answered",
     control="it loads at once",
     red="ready while",
-    quick=True,
+    tier="everyday",
 )
 def slow_load(field: Field) -> None:
     gate = field.folder / "gate"
@@ -577,7 +577,7 @@ def _state(server: Server, model: str) -> str:
     holds="no request fails, and every worker is another one afterwards",
     control="the workers are killed instead",
     red="failed",
-    quick=True,
+    tier="everyday",
 )
 def rolling_restart(field: Field) -> None:
     with field.serve(TWO_REPLICAS) as server:

@@ -90,7 +90,7 @@ def unsafe(source: str) -> Iterator[str]:
     holds="none can make code or objects out of bytes: no pickle and its like (joblib opens one where allow_pickle says so), no eval, no unsafe YAML",
     control="a file that does each of these",
     red="pickle",
-    quick=True,
+    tier="everyday",
 )
 def no_pickle(field: Field) -> None:
     found = [f"{path.name}: {what}" for path in SOURCES.rglob("*.py") for what in unsafe(path.read_text())]
@@ -119,7 +119,7 @@ class Canary:
     holds="nothing of it is run, the server serves on",
     control="a reader that unpickles what it gets",
     red="canary",
-    quick=True,
+    tier="everyday",
 )
 def canary_payloads(field: Field) -> None:
     canary = field.folder / "canary"
@@ -145,7 +145,7 @@ def canary_payloads(field: Field) -> None:
     holds="one TCP port, on loopback, and the control socket: mode 0600 in a folder 0700",
     control="one more port is open",
     red="listens on",
-    quick=True,
+    tier="everyday",
 )
 def listeners(field: Field) -> None:
     with field.serve(defects=("an_extra_port_is_open",)) as server:
@@ -233,7 +233,7 @@ LEGITIMATE = {("seed", "2147483648"), ("top_k", "2147483648")}
     holds="400 that names it, in 50 ms (median), while a golden stream runs",
     control="knobs have no ranges",
     red="was taken",
-    quick=True,
+    tier="everyday",
 )
 def knobs(field: Field) -> None:
     with (
@@ -261,7 +261,7 @@ def knobs(field: Field) -> None:
     holds="no address, path, traceback, module, key or text of another request in any answer",
     control="an answer with a traceback",
     red="tells",
-    quick=True,
+    tier="everyday",
 )
 def errors_tell_nothing(field: Field) -> None:
     with guarded(field) as server:
@@ -302,7 +302,7 @@ def errors_tell_nothing(field: Field) -> None:
     holds="400, 413, 415 or 431 and the connection closed; memory stays bounded",
     control="max_body_bytes: 1 GiB",
     red="was read",
-    quick=True,
+    tier="everyday",
 )
 def floods(field: Field) -> None:
     with field.serve({"server": {"max_body_bytes": field.either(1_000_000, 2**30)}}) as server:
@@ -330,7 +330,7 @@ def floods(field: Field) -> None:
     holds="400, and still ready",
     control="a body that is right",
     red="was answered",
-    quick=True,
+    tier="everyday",
 )
 def odd_json(field: Field) -> None:
     with field.serve() as server:
@@ -364,7 +364,7 @@ def _path(route: Route) -> str:
     holds="401 or 403 before the body is read; only the probes are open",
     control="server.auth: off",
     red="let in",
-    quick=True,
+    tier="everyday",
 )
 def every_route(field: Field) -> None:
     config = {"server": {"auth": field.either("required", "off"), "public_metrics": False}}
@@ -413,7 +413,7 @@ def every_route(field: Field) -> None:
     holds="refused with 401 like any; nothing stored or logged contains a key; a revoked one is refused within 1 s",
     control="a key lies in a file of the data folder",
     red="stored",
-    quick=True,
+    tier="everyday",
 )
 def keys_are_hashed(field: Field) -> None:
     with guarded(field) as server:
@@ -445,7 +445,7 @@ def keys_are_hashed(field: Field) -> None:
     holds="each tenant sees its own alone",
     control="both keys are of one tenant",
     red="another tenant's",
-    quick=True,
+    tier="everyday",
 )
 def other_tenants_ids(field: Field) -> None:
     model = {"source": "tiny", "cache": {"enabled": True}}
@@ -473,7 +473,7 @@ def other_tenants_ids(field: Field) -> None:
     holds="403 or no effect; a key never makes a stronger one",
     control="the user is an admin",
     red="was made",
-    quick=True,
+    tier="everyday",
 )
 def self_promotion(field: Field) -> None:
     with guarded(field) as server:
@@ -497,7 +497,7 @@ def self_promotion(field: Field) -> None:
     holds="one quota, and everything is charged to it",
     control="no quota",
     red="let through",
-    quick=True,
+    tier="everyday",
 )
 def quota_evasion(field: Field) -> None:
     with guarded(field) as server:
@@ -605,7 +605,7 @@ def canaries(field: Field) -> None:
     holds="refused or stripped: the remote server sees one request, and no header that was not meant for it",
     control="the remote server is asked directly",
     red="went along",
-    quick=True,
+    tier="everyday",
 )
 def smuggling(field: Field) -> None:
     with Upstream() as upstream, field.serve(remote(upstream)) as server:
@@ -653,7 +653,7 @@ def smuggling(field: Field) -> None:
     holds="the log is one valid line of plain text per request; labels are a closed set",
     control="a log line with a break in it",
     red="line of the log",
-    quick=True,
+    tier="everyday",
 )
 def odd_texts(field: Field) -> None:
     nasty = 'x\r\n{"event": "forged"}\x1b[31m"\\\u2028\x00'
@@ -684,7 +684,7 @@ def odd_texts(field: Field) -> None:
     holds="refused; nothing lets another page read",
     control="cors_origins: *",
     red="may",
-    quick=True,
+    tier="everyday",
 )
 def web_pages(field: Field) -> None:
     with field.serve({"server": {"cors_origins": field.either([], ["*"])}}) as server:
@@ -711,7 +711,7 @@ def web_pages(field: Field) -> None:
     holds="in no log line, metric, database or file, during and after",
     control="one is written to a file",
     red="was kept",
-    quick=True,
+    tier="everyday",
 )
 def retention(field: Field) -> None:
     canary = "CANARY7f3a9"

@@ -83,7 +83,7 @@ def _locked(path: Path) -> Iterator[None]:
     holds="requests are served as fast as before; lines are dropped and counted",
     control="lines are written when they are said",
     red="blocked",
-    quick=True,
+    tier="everyday",
 )
 def blocked_log(field: Field) -> None:
     reading, writing = os.pipe()
@@ -125,7 +125,7 @@ def _burst(server: Server) -> None:
     holds="computed once; the same answer each time; 422 for the other body",
     control="no key is sent",
     red="computed",
-    quick=True,
+    tier="everyday",
 )
 def idempotency(field: Field) -> None:
     with field.serve(checked=False) as server:
@@ -162,7 +162,7 @@ def idempotency(field: Field) -> None:
     holds="together they let through what the quota says; x-ratelimit-* and Retry-After tell the truth",
     control="a key without a limit",
     red="let through",
-    quick=True,
+    tier="everyday",
 )
 def one_budget(field: Field) -> None:
     with guarded(field) as one:
@@ -213,7 +213,7 @@ def refill(field: Field) -> None:
     holds="the stream goes on to its end; new work is refused within 1 s",
     control="it is not revoked",
     red="still accepted",
-    quick=True,
+    tier="everyday",
 )
 def revoked(field: Field) -> None:
     with guarded(field) as server:
@@ -243,7 +243,7 @@ def _revoke(server: Server, text: str) -> None:
     holds="408 at the deadline (or 503 at once where it cannot be met), and nothing is computed for it",
     control="no deadline",
     red="not ended",
-    quick=True,
+    tier="everyday",
 )
 def deadlines(field: Field) -> None:
     gate, mark = field.folder / "gate", field.folder / "mark"

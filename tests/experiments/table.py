@@ -162,8 +162,9 @@ HEAD = """\
 
 These faults and attacks are applied to whole servers. Each row states what must hold, and the defect with which the
 check was seen to fail. Each experiment runs twice: as it is, and with the defect. `make soak` runs all of them; those
-marked *everyday* run with `make test` as well, without the defect. After each one the books must balance: blocks,
-queues, descriptors, threads, children, outcomes, usage, golden answers, health, and no traceback without a metric
+marked *everyday* run with `make test` as well, and those marked *thorough* with `make test TIERS=all`, both without the
+defect. After each one the books must balance: blocks, queues, descriptors, threads, children, outcomes, usage, golden
+answers, health, and no traceback without a metric
 (`tests/experiments/books.py`). [Failure modes](../failure-modes.md) shows each fault as an operator sees it, and
 [security](../security.md) lists the defences.
 
@@ -181,7 +182,7 @@ def rows() -> list[Experiment | Elsewhere]:
 
 def line(row: Experiment | Elsewhere) -> str:
     if isinstance(row, Experiment):
-        control, run = row.control, "everyday" if row.is_quick else "soak"
+        control, run = row.control, row.tier
     else:
         control = row.control if "::" not in row.control else f"`{row.control}`"
         run = "<br>".join(test if "::" not in test else f"`{test}`" for test in row.tests)

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 from tests import stopwatch
-from tests.experiments.catalogue import Experiment
+from tests.experiments.catalogue import Experiment, Tier
 from tests.experiments.field import Field
 from tests.experiments.table import rows
+from tests.tiers import THOROUGH
 
-ROWS = [
-    pytest.param(row, id=row.id, marks=() if row.is_quick else (pytest.mark.soak, pytest.mark.timeout(300)))
-    for row in rows()
-    if isinstance(row, Experiment)
-]
+MARKS: dict[Tier, tuple[pytest.MarkDecorator, ...]] = {
+    "everyday": (),
+    "thorough": (THOROUGH,),  # tests/test_app.py and tests/test_reload.py have a smaller one of each
+    "soak": (pytest.mark.soak, pytest.mark.timeout(300)),
+}
+ROWS = [pytest.param(row, id=row.id, marks=MARKS[row.tier]) for row in rows() if isinstance(row, Experiment)]
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def timed(server: Server, **options: Any) -> tuple[Answer, float]:
     holds="the breaker opens: refused with 503 in 50 ms without asking it; probes close it when it is well again",
     control="breaker.enabled: false",
     red="was asked",
-    quick=True,
+    tier="everyday",
 )
 def burst_of_errors(field: Field) -> None:
     breaker = {"enabled": field.either(True, False), "failures": 3, "cooldown_s": 0.5, "successes": 2}
@@ -141,7 +141,7 @@ def _fails_in_time(server: Server, most_s: float = 3.0) -> None:
     holds="each request fails after first_byte_timeout_s",
     control="first_byte_timeout_s: 60",
     red="no answer",
-    quick=True,
+    tier="everyday",
 )
 def hang_at_first_byte(field: Field) -> None:
     own = {"first_byte_timeout_s": field.either(0.4, 60.0)}
@@ -155,7 +155,7 @@ def hang_at_first_byte(field: Field) -> None:
     holds="the stream ends with an error event after idle_timeout_s",
     control="idle_timeout_s: 60",
     red="no error",
-    quick=True,
+    tier="everyday",
 )
 def hang_between_tokens(field: Field) -> None:
     own = {"idle_timeout_s": field.either(0.4, 60.0)}
@@ -203,7 +203,7 @@ def garbage(field: Field) -> None:
     holds="the stream ends with an error event, and no other server is asked for it",
     control="a broken stream ends as if it were whole",
     red="without an error|I6",
-    quick=True,
+    tier="everyday",
 )
 def reset_mid_stream(field: Field) -> None:
     with (
@@ -432,7 +432,7 @@ def _in_flight(server: Server) -> float:
     holds="the connection to the remote server is cut within 1 s",
     control="a stream's cancellation does nothing",
     red="still in flight",
-    quick=True,
+    tier="everyday",
 )
 def leaving_a_remote_stream(field: Field) -> None:
     with (
