@@ -182,7 +182,8 @@ def rows() -> list[Experiment | Elsewhere]:
 
 def line(row: Experiment | Elsewhere) -> str:
     if isinstance(row, Experiment):
-        control, run = row.control, row.tier
+        control = row.control
+        run: str = row.tier
     else:
         control = row.control if "::" not in row.control else f"`{row.control}`"
         run = "<br>".join(test if "::" not in test else f"`{test}`" for test in row.tests)

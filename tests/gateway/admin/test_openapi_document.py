@@ -10,6 +10,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
 from schemathesis.generation.feedback import FeedbackSources
 from schemathesis.pytest._test_builder import build_operation_test
 from schemathesis.specs.openapi.checks import (
@@ -28,7 +29,15 @@ from inferd.tenancy.principal import OPERATOR
 DOCUMENT: dict[str, Any] = json.loads(openapi_document())
 # A version's routes have the endpoints and the schemas of its model's.
 schema = schemathesis.openapi.from_dict(DOCUMENT).exclude(path_regex="/versions/")
-OPERATIONS = {found.ok().label: found.ok() for found in schema.get_all_operations()}
+
+
+def operations() -> Iterator[schemathesis.schemas.APIOperation[Any, Any, Any, Any]]:
+    for found in schema.get_all_operations():
+        assert isinstance(found, Ok), found
+        yield found.ok()
+
+
+OPERATIONS = {operation.label: operation for operation in operations()}
 FEW = settings(
     max_examples=6,
     derandomize=True,
