@@ -161,12 +161,15 @@ NB_MODULE(_kernels, m) {
     m.def(
         "sample",
         [](uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab, uintptr_t temperature, uintptr_t floors, uintptr_t top_k,
-           uintptr_t top_p, uintptr_t draws, uintptr_t best, uintptr_t tokens, int threads) {
+           uintptr_t top_p, uintptr_t draws, uintptr_t best, uintptr_t tokens, int threads, uintptr_t masks, const std::vector<int64_t>& mask_of,
+           int64_t mask_words) {
             active->sample({at<float>(logits), stride, rows, vocab, at<float>(temperature), at<float>(floors), at<int64_t>(top_k),
-                            at<double>(top_p), at<double>(draws), at<float>(best), at<int64_t>(tokens)},
+                            at<double>(top_p), at<double>(draws), at<float>(best), at<int64_t>(tokens), at<uint32_t>(masks), mask_of.data(),
+                            mask_words},
                            threads);
         },
-        nogil());
+        "logits"_a, "stride"_a, "rows"_a, "vocab"_a, "temperature"_a, "floors"_a, "top_k"_a, "top_p"_a, "draws"_a, "best"_a, "tokens"_a,
+        "threads"_a, "masks"_a = 0, "mask_of"_a = std::vector<int64_t>(), "mask_words"_a = 0, nogil());
     m.def(
         "text_attention",
         [](int out_dtype, uintptr_t qkv, uintptr_t out, uintptr_t starts, uintptr_t bias, int64_t texts, int64_t heads, int64_t head_dim,

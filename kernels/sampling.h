@@ -3,7 +3,8 @@
 // The vocabulary is never sorted. One pass stores the greatest logit of each block of 128; later passes read only blocks
 // that can hold the searched logit. The k-th largest logit and the end of the nucleus are found by partitioning
 // candidates (quickselect, Hoare 1961; for the nucleus by mass instead of by number). A draw inverts the cumulative
-// distribution in the vocabulary's order; a row's token does not depend on the other rows.
+// distribution in the vocabulary's order; a row's token does not depend on the other rows. A mask is applied while the
+// first pass reads the logits.
 #pragma once
 #include <algorithm>
 
@@ -216,6 +217,29 @@ struct SampleRow {
     static constexpr float kNone = -__builtin_inff();
 };
 
+constexpr int64_t kWord = 32;  // tokens of a word of a mask
+struct WordBits {
+    uint32_t bit[kWord];
+    constexpr WordBits() : bit() {
+        for (int64_t i = 0; i < kWord; i++) bit[i] = uint32_t(1) << i;
+    }
+};
+constexpr WordBits kWordBits;
+
+// The logits of `n` tokens from `first` on, a multiple of a word, become -infinity where the mask has no bit.
+inline void ban(float* x, int64_t first, int64_t n, const uint32_t* mask, int64_t words) {
+    for (int64_t i = 0; i < n; i += kWord) {
+        const int64_t word = (first + i) / kWord;
+        const uint32_t bits = word < words ? mask[word] : 0;
+        if (bits == ~uint32_t(0)) continue;
+        float* const y = x + first + i;
+        if (n - i >= kWord)
+            for (int64_t j = 0; j < kWord; j++) y[j] = bits & kWordBits.bit[j] ? y[j] : SampleRow::kNone;
+        else
+            for (int64_t j = 0; j < n - i; j++) y[j] = bits & kWordBits.bit[j] ? y[j] : SampleRow::kNone;
+    }
+}
+
 inline float higher(float a, float b) { return a > b ? a : b; }
 
 inline void sample(const SampleArgs& g, int threads) {
@@ -228,7 +252,8 @@ inline void sample(const SampleArgs& g, int threads) {
         float* const spare = spare_room.take<float>(2 * blocks);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t r = 0; r < g.rows; r++) {
-            const float* x = g.logits + r * g.stride;
+            float* const x = g.logits + r * g.stride;
+            const uint32_t* const mask = g.masks && g.mask_of[r] >= 0 ? g.masks + g.mask_of[r] * g.mask_words : nullptr;
             const Vec endless = Vec::all(__builtin_inff());
             Vec odd = Vec::zero();  // counts logits that are neither finite nor banned
             float best = SampleRow::kNone;
@@ -236,6 +261,7 @@ inline void sample(const SampleArgs& g, int threads) {
                 const int64_t first = b * kBlock, n = least(kBlock, g.vocab - first);
                 alignas(64) float part[kBlock];
                 const float* from = x + first;
+                if (mask) ban(x, first, n, mask, g.mask_words);
                 if (n < kBlock) {
                     for (int64_t i = 0; i < kBlock; i++) part[i] = i < n ? from[i] : SampleRow::kNone;
                     from = part;

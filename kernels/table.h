@@ -89,7 +89,7 @@ struct TextAttentionArgs {
 };
 
 struct SampleArgs {
-    const float* logits;  // [rows, >= vocab], row stride `stride`
+    float* logits;  // [rows, >= vocab], row stride `stride`; changed where a mask bans tokens
     int64_t stride, rows, vocab;
     // Of each row. Temperature 0: the greatest logit, and of equal ones the first.
     const float* temperature;
@@ -99,6 +99,10 @@ struct SampleArgs {
     const double* draws;   // in [0, 1)
     float* best;           // out: the greatest logit; NaN where a logit is neither finite nor -infinity
     int64_t* tokens;       // out: 0 where the best is not finite
+    // Masks of `mask_words` words, or null. Bit b of word w of a row's mask: token 32 w + b may be drawn. Others may not.
+    const uint32_t* masks = nullptr;
+    const int64_t* mask_of = nullptr;  // of each row: which mask; negative: none
+    int64_t mask_words = 0;
 };
 
 // One projection of an adapter: y[.., first .. first + count) += scale * B A x.

@@ -127,6 +127,9 @@ def sample(
     best: int,
     tokens: int,
     threads: int,
+    masks: int = 0,
+    mask_of: list[int] = ...,
+    mask_words: int = 0,
     /,
 ) -> None: ...
 def text_attention(

@@ -23,7 +23,7 @@ from inferd.engine.hand_over.link import EngineLink
 from inferd.engine.masks import MaskMaker, Masks, Wanted
 from inferd.engine.prepare import Prepared, Preparer
 from inferd.engine.runner import Runner
-from inferd.engine.sampler import RowMasks, Sampled, Sampler, SampleRow
+from inferd.engine.sampler import Sampled, Sampler, SampleRow
 from inferd.engine.scheduling.accounting import Account, Ledger
 from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.scheduler import Scheduler, Slice, Step
@@ -32,6 +32,7 @@ from inferd.engine.speculation.speculation import Speculation
 from inferd.engine.step_clock import StepClock
 from inferd.errors import InferdError, InvalidRequest, Overloaded
 from inferd.native.low_rank import LoadedAdapter
+from inferd.native.masks import RowMasks
 from inferd.structured.guide import INVALID_ANSWER, Guide
 from inferd.types import (
     AdapterState,
@@ -334,25 +335,23 @@ class Engine:
             return None, {}
         (masked, masks), self._masks = self._masks, None
         if len(masks.words) == len(parts) and masked == [part.sequence for part in parts]:  # no guesses, no forks
-            every = list(range(len(parts)))
-            return RowMasks(every, masks.words, every), {}
+            return RowMasks(masks.words, masks.address, list(range(len(parts)))), {}
         places = {sequence: i for i, sequence in enumerate(masked)}
         roots = {sequence.request_id: i for i, sequence in enumerate(masked)}
-        rows: list[int] = []
-        chosen: list[int] = []
+        of: list[int] = []
         short: dict[Sequence, int] = {}
-        at = 0
         for part in parts:
-            if part.sequence in self._guides:
+            if part.sequence not in self._guides:
+                of += [-1] * (1 + len(part.draft))
+            else:
                 # A choice that was forked just now begins like the one that it was forked from.
                 place = places.get(part.sequence, roots[part.sequence.request_id])
                 count = masks.counts[place]
                 if count <= len(part.draft):
                     short[part.sequence] = count
-                rows += range(at, at + count)
-                chosen += range(masks.first[place], masks.first[place] + count)
-            at += 1 + len(part.draft)
-        return RowMasks(rows, masks.words, chosen), short
+                of += range(masks.first[place], masks.first[place] + count)
+                of += [-1] * (1 + len(part.draft) - count)
+        return RowMasks(masks.words, masks.address, of), short
 
     def _forward(self, step: Step) -> Tensor:
         """The hidden states of the step's ``_output_rows``."""
@@ -593,8 +592,8 @@ class Engine:
             num_right += 1
             if choice.finish_reason is not None:
                 break
-        if choice.takes_certain:
-            failure = self._append_certain(generation, choice, now)
+        if choice.takes_certain and (token_id := choice.certain()) is not None:
+            failure = self._append_certain(generation, choice, token_id, now)
             if failure is not None:
                 self._fail(generation, failure, now)
                 return
@@ -608,23 +607,21 @@ class Engine:
             generation.num_preemptions += sequence.num_preemptions
             self._remove_sequence(sequence)
 
-    def _append_certain(self, generation: Generation, choice: Choice, now: float) -> InferdError | None:
-        """Append the tokens that the answer's form leaves no choice for. They need no logits, so the next step computes
-        them as it computes a prompt. Returns why the answer cannot go on."""
-        guide, sequence = choice.guide, choice.sequence
-        assert guide is not None
+    def _append_certain(self, generation: Generation, choice: Choice, token_id: int, now: float) -> InferdError | None:
+        """Append the tokens that the answer's form leaves no choice for, ``token_id`` first. They need no logits, so
+        the next step computes them as it computes a prompt. Returns why the answer cannot go on."""
+        sequence = choice.sequence
         for _ in range(_MOST_CERTAIN):
-            if choice.finish_reason is not None or choice.closing:
-                break
-            token_id = guide.certain()
-            if token_id is None:
-                break
             generation.push(sequence, Sampled(choice.decide(token_id, generation.prepared)), now)
             if sequence.account is not None:
                 sequence.account.num_accepted += 1
             failure = choice.failure()
             if failure is not None:
                 return failure
+            following = choice.certain()
+            if following is None:
+                break
+            token_id = following
         return None
 
     def _fail(self, generation: Generation, error: InferdError, now: float) -> None:

@@ -144,6 +144,12 @@ class Choice:
         if self.parser.is_reasoning and self.num_reasoning >= parsing.budget:
             self.closing = list(parsing.close_ids)
 
+    def certain(self) -> int | None:
+        """The only token that may follow; None: there is a choice, or the answer is over."""
+        if self.guide is None or self.finish_reason is not None or self.closing:
+            return None
+        return self.guide.certain()
+
     def failure(self) -> InferdError | None:
         """Why the answer must not be sent on: its constraint cannot be computed, or its text does not satisfy it."""
         if self.guide is None or not (self.guide.is_over or self.is_whole):  # a state that failed is over

@@ -25,6 +25,7 @@ _MOST_THREADS = 8
 # The shortest work that several threads divide. Where other programs use the cores, each part of it waits for a turn,
 # which takes milliseconds.
 _DIVIDED_S = 0.002
+_TIMED_EVERY = 16  # steps with short masks; one of so many is timed, because reading the clock takes as long as a mask
 _FADING = 0.98  # of what a mask took, for each step whose masks were divided: its time is not comparable
 
 
@@ -41,6 +42,7 @@ class Masks:
     """``words`` [M, W] int32; one row for each row of logits that is constrained. Valid until the next ``compute``."""
 
     words: np.ndarray
+    address: int  # of the words
     first: Seq[int]  # by guide: its first row of ``words``
     counts: Seq[int]  # by guide: its rows that were computed
 
@@ -51,18 +53,24 @@ class MaskMaker:
     def __init__(self, num_words: int) -> None:
         self._executor: LLExecutor | None = None
         self._mask_s = 0.0  # what a mask usually takes, in processor time: other programs do not add to it
+        self._num_untimed = _TIMED_EVERY
         self._num_words = num_words
         self._memory = _Memory(0, num_words)
 
     def compute(self, wanted: Wanted) -> Masks:
         if self._memory.num_rows < wanted.num_rows:
             self._memory = _Memory(wanted.num_rows, self._num_words)
-        if self._mask_s * wanted.num_rows >= _DIVIDED_S:
+        expected_s = self._mask_s * wanted.num_rows
+        if expected_s >= _DIVIDED_S:
             self._mask_s *= _FADING
             return self._compute(wanted, is_parallel=True)
+        self._num_untimed += 1
+        if self._num_untimed < _TIMED_EVERY and expected_s < _DIVIDED_S / 8:
+            return self._compute(wanted, is_parallel=False)
+        self._num_untimed = 0
         began = clock.computing()
         masks = self._compute(wanted, is_parallel=False)
-        self._mask_s += ((clock.computing() - began) / wanted.num_rows - self._mask_s) / 8
+        self._mask_s += ((clock.computing() - began) / wanted.num_rows - self._mask_s) / 4
         return masks
 
     def _compute(self, wanted: Wanted, *, is_parallel: bool) -> Masks:
@@ -71,9 +79,11 @@ class MaskMaker:
         address, row_bytes = memory.address, memory.row_bytes
         first: Seq[int]
         counts: Seq[int]
-        if num_rows == len(guides):
-            first, counts = range(num_rows), [1] * num_rows
-            plain = [(guide.matcher, row) for row, guide in enumerate(guides)]
+        if num_rows == len(guides) and not is_parallel:
+            for guide in guides:
+                guide.matcher.unsafe_compute_mask_ptr(address, row_bytes)
+                address += row_bytes
+            first, counts, plain = range(num_rows), [1] * num_rows, []
         else:
             first, counts, plain = self._compute_drafted(wanted, is_parallel=is_parallel)
         if is_parallel and plain:
@@ -82,8 +92,9 @@ class MaskMaker:
             for matcher, row in plain:
                 matcher.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
         for guide, draft, at, count in zip(guides, drafts, first, counts, strict=True):
-            guide.narrow(memory.words, at, count, draft)
-        return Masks(memory.words[:num_rows], first, counts)
+            if draft or not guide.takes_whole_masks:
+                guide.narrow(memory.words, at, count, draft)
+        return Masks(memory.words[:num_rows], memory.address, first, counts)
 
     def _compute_drafted(
         self, wanted: Wanted, *, is_parallel: bool

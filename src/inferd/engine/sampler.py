@@ -22,13 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from inferd.engine.watermark import Watermark
 from inferd.errors import InferdError, InternalError, InvalidRequest
-from inferd.native.masks import ban
+from inferd.native.masks import RowMasks, ban
 from inferd.native.sampling import sample, takes_logits
 from inferd.types import SamplingParams
 
@@ -50,14 +49,6 @@ class SampleRow:
     stop_ids: frozenset[int] = frozenset()  # banned until min_tokens are generated
     bad_words: tuple[tuple[int, ...], ...] = ()
     watermark: Watermark | None = None
-
-
-class RowMasks(NamedTuple):
-    """Masks of some rows: that of row ``rows[i]`` is ``words[masks[i]]`` (see ``native.masks``)."""
-
-    rows: list[int]
-    words: np.ndarray
-    masks: list[int]
 
 
 class Sampled(NamedTuple):
@@ -88,12 +79,11 @@ class Sampler:
         scored = [i for i, row in enumerate(rows) if row.sampling.wants_logprob]
         # Taken before anything changes them.
         raw = (logits[scored] if len(scored) < len(rows) else logits.clone()) if scored else None
-        if masks is not None:
-            ban(x, *masks)
         for i, row in enumerate(rows):
             if _is_adjusted(row):
                 self._adjust(x[i], row)
-        values, tokens = _native_tokens(x, rows) if takes_logits(x) else _tokens(x, rows)
+        # What a mask bans stays banned by whatever is added to it, so the masks may come behind what adds.
+        values, tokens = _native_tokens(x, rows, masks) if takes_logits(x) else _tokens(x, rows, masks)
         results: list[Sampled | InferdError] = [
             Sampled(token) if math.isfinite(value) else _unsampled(value)
             for token, value in zip(tokens, values, strict=True)
@@ -238,8 +228,11 @@ def _unsampled(best: float) -> InferdError:
     )
 
 
-def _tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[int]]:
-    """The largest of each row's logits x [R, v], and the drawn token (any where the largest is not finite)."""
+def _tokens(x: Tensor, rows: list[SampleRow], masks: RowMasks | None = None) -> tuple[list[float], list[int]]:
+    """The largest of each row's logits x [R, v], and the drawn token (any where the largest is not finite). What the
+    masks ban is banned in place."""
+    if masks is not None:
+        ban(x, masks)
     drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _TINY_TEMPERATURE]
     best, best_ids = _argmax(x)
     values, tokens = _on_host(best, best_ids)
@@ -260,7 +253,7 @@ def _on_host(best: Tensor, ids: Tensor) -> tuple[list[float], list[int]]:
     return values.tolist(), tokens.long().tolist()
 
 
-def _native_tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[int]]:
+def _native_tokens(x: Tensor, rows: list[SampleRow], masks: RowMasks | None = None) -> tuple[list[float], list[int]]:
     """``_tokens`` by the kernel (kernels/sampling.h), which finds thresholds without sorting."""
     drawn = [row.sampling.temperature >= _TINY_TEMPERATURE for row in rows]
     params = [row.sampling for row in rows]
@@ -274,6 +267,7 @@ def _native_tokens(x: Tensor, rows: list[SampleRow]) -> tuple[list[float], list[
             uniform(row.seed, row.index, len(row.output_ids)) if is_drawn else 0.0
             for row, is_drawn in zip(rows, drawn, strict=True)
         ],
+        masks,
     )
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from inferd.native.compiled import kernels, takes
+from inferd.native.masks import RowMasks
 
 
 def takes_logits(x: Tensor) -> bool:
@@ -20,10 +21,11 @@ def sample(
     top_k: list[int],
     top_p: list[float],
     draws: list[float],
+    masks: RowMasks | None = None,
 ) -> tuple[list[float], list[int]]:
     """The largest logit of each row x [R, V], and the token drawn from it.
 
-    See ``sampler`` and ``SampleArgs`` in kernels/table.h.
+    ``masks``: what they leave of the logits, which are changed in place. See ``sampler`` and ``SampleArgs`` in kernels/table.h.
     """
     rows = x.shape[0]
     # One tensor per format, because making a tensor takes as long as some thousand logits.
@@ -44,5 +46,6 @@ def sample(
         best.data_ptr(),
         tokens.data_ptr(),
         torch.get_num_threads(),
+        *(() if masks is None else (masks.address, masks.of, masks.words.shape[1])),
     )
     return best.tolist(), tokens.tolist()

@@ -121,6 +121,7 @@ class Guide:
         "must_fit",
         "num_unmatched",
         "place",
+        "takes_whole_masks",
     )
 
     def __init__(
@@ -137,6 +138,7 @@ class Guide:
         # For names that a JSON text must not repeat; None: the answer has no JSON text, or had no choice.
         self.place = grammar.place
         self._in_text = False  # the place is in a text that is no name, so that few tokens change it
+        self.takes_whole_masks = False  # the grammar knows all that may follow (see ``narrow``)
         self._calls: list[tuple[str, list[str]]] = []  # name and parts of the arguments
         self._plan: Plan = grammar.plan or ()
         self.num_unmatched = 0  # calls of the whole answer that do not match a schema that is not enforced
@@ -147,6 +149,9 @@ class Guide:
         if not self._in_text or not self._grammar.quotes.is_unmarked[token_id]:
             self.place = place = self.after(self.place, token_id)
             self._in_text = place is not None and place.is_free_text and not place.is_escaped
+        self.takes_whole_masks = self._num_tokens >= self._num_endless and (
+            self.place is None or (self._in_text and not self._grammar.quotes.may_repeat_in_text)
+        )
         is_taken = self.matcher.consume_token(token_id)
         self.is_over = self.matcher.is_stopped()
         return is_taken and self.is_over
