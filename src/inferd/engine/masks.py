@@ -79,11 +79,9 @@ class MaskMaker:
         address, row_bytes = memory.address, memory.row_bytes
         first: Seq[int]
         counts: Seq[int]
-        if num_rows == len(guides) and not is_parallel:
-            for guide in guides:
-                guide.matcher.unsafe_compute_mask_ptr(address, row_bytes)
-                address += row_bytes
-            first, counts, plain = range(num_rows), [1] * num_rows, []
+        if num_rows == len(guides):
+            first, counts = range(num_rows), [1] * num_rows
+            plain = [(guide.matcher, row) for row, guide in enumerate(guides)]
         else:
             first, counts, plain = self._compute_drafted(wanted, is_parallel=is_parallel)
         if is_parallel and plain:

@@ -25,7 +25,8 @@ def sample(
 ) -> tuple[list[float], list[int]]:
     """The largest logit of each row x [R, V], and the token drawn from it.
 
-    ``masks``: what they leave of the logits, which are changed in place. See ``sampler`` and ``SampleArgs`` in kernels/table.h.
+    ``masks``: the tokens that may be drawn; the logits of others are changed in place. See ``sampler``, and
+    ``SampleArgs`` in kernels/table.h.
     """
     rows = x.shape[0]
     # One tensor per format, because making a tensor takes as long as some thousand logits.
