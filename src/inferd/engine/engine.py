@@ -592,8 +592,8 @@ class Engine:
             num_right += 1
             if choice.finish_reason is not None:
                 break
-        if choice.takes_certain and (token_id := choice.certain()) is not None:
-            failure = self._append_certain(generation, choice, token_id, now)
+        if choice.takes_certain and (certain := choice.certain()) is not None:
+            failure = self._append_certain(generation, choice, certain, now)
             if failure is not None:
                 self._fail(generation, failure, now)
                 return
