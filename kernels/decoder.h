@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <new>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct Shape {  // of all layers
     float eps, embedding_scale, residual_multiplier;
     Activation gate;
     bool whole_norms;  // of queries and keys: over all heads together, else over each
+    bool continues = false;  // a later stage: a step begins with the branch and the residual of the stage before
 };
 
 struct DecoderLayer {
@@ -66,14 +68,14 @@ class AdapterRows {
         return found;
     }
     // y += what each row's adapter adds to one product of a layer.
-    void apply(const Kernels& k, Dtype dtype, int64_t layer, int64_t product, const void* x, int64_t x_stride, void* y, int64_t y_stride,
-               int threads) const {
+    void apply(const Kernels& k, Dtype dtype, int64_t layer, int64_t product, const void* x, int64_t x_stride, Dtype y_dtype, void* y,
+               int64_t y_stride, int threads) const {
         std::vector<LowRankGroup> groups;
         for (size_t i = 0; i < adapters_.size(); i++) {
             const std::vector<LowRankPart>& parts = adapters_[i]->parts(layer, product);
             if (!parts.empty() && !rows_[i].empty()) groups.push_back({parts.data(), int64_t(parts.size()), rows_[i].data(), int64_t(rows_[i].size())});
         }
-        if (!groups.empty()) k.low_rank(dtype, {x, x_stride, y, y_stride, groups.data(), int64_t(groups.size())}, threads);
+        if (!groups.empty()) k.low_rank(dtype, {x, x_stride, y_dtype, y, y_stride, groups.data(), int64_t(groups.size())}, threads);
     }
 
   private:
@@ -89,13 +91,20 @@ struct StepRows {
     const int64_t* output_rows;  // [num_output_rows] rows whose hidden states are needed, ascending
     int64_t num_output_rows;     // < 0: all are needed
     AdapterRows adapters = {};
+    // Of a decoder that is divided among ranks; else null.
+    float* partial = nullptr;  // [rows, hidden] this rank's part of a sum
+    void* summed = nullptr;    // [rows, hidden] the sum
 };
 
 class Decoder {
   public:
-    // embedding: [vocabulary, hidden]; null: forward is given the rows themselves.
-    Decoder(const Shape& shape, const Weights* embedding, const void* norm)
-        : shape_(shape), has_embedding_(embedding != nullptr), embedding_(embedding ? *embedding : Weights{}), norm_(norm) {}
+    // Called with a number of rows: adds the parts of all ranks (StepRows::partial) into StepRows::summed.
+    using Sum = std::function<void(int64_t)>;
+
+    // embedding: [vocabulary, hidden]; null: forward is given the rows themselves. norm: the last one; null: a step ends with the
+    // branch and the residual, for the next stage. sum: null where no product is divided.
+    Decoder(const Shape& shape, const Weights* embedding, const void* norm, Sum sum = {})
+        : shape_(shape), has_embedding_(embedding != nullptr), embedding_(embedding ? *embedding : Weights{}), norm_(norm), sum_(std::move(sum)) {}
     Decoder(const Decoder&) = delete;
     ~Decoder() { free(memory_); }
 
@@ -122,17 +131,26 @@ class Decoder {
             *parts[i] = at;
             at += lines(rows * widths[i] * item);
         }
+        own_branch_ = branch_;
     }
 
-    // out [rows, hidden] = the output rows' hidden states after the last norm; other rows are not changed. embedded
-    // [rows, hidden]: used where there is no packed embedding. After the last layer's keys and values, only the output rows
-    // are computed.
-    void forward(const Kernels& k, const StepRows& step, const void* embedded, void* out, int threads) {
+    // out [rows, hidden] = the output rows' hidden states after the last norm; other rows are not changed. Without a last norm,
+    // out [2, rows, hidden] = branch and residual. entering [rows, hidden]: embedded tokens, used where there is no packed
+    // embedding; of a later stage [2, rows, hidden]: branch and residual. After the last layer's keys and values, only the
+    // output rows are computed.
+    void forward(const Kernels& k, const StepRows& step, const void* entering, void* out, int threads) {
         if (step.rows == 0) return;
         reserve(step.rows);
+        branch_ = sum_ ? step.summed : own_branch_;
         Call call{*this, k, step, threads, step.rows, step.adapters};
-        call.embed(embedded);
-        bool has_branch = false;  // a branch is still to be added to the residual
+        const int64_t size = step.rows * shape_.hidden * item();
+        if (shape_.continues) {
+            memcpy(branch_, entering, size_t(size));
+            memcpy(residual_, static_cast<const char*>(entering) + size, size_t(size));
+        } else {
+            call.embed(entering);
+        }
+        bool has_branch = shape_.continues;  // a branch is still to be added to the residual
         for (const DecoderLayer& layer : layers_) {
             const int64_t index = &layer - layers_.data();
             const void* x = call.enter(has_branch, layer.attention_norm);
@@ -141,14 +159,19 @@ class Decoder {
                 call.keep_output_rows();
                 if (call.rows == 0) return;
             }
-            call.linear(index, kOut, layer.out, attended_, shape_.heads * shape_.head_dim, branch_, shape_.hidden);
+            call.summed(index, kOut, layer.out, attended_, shape_.heads * shape_.head_dim);
             call.leave(layer.attention_out_norm);
             x = call.enter(true, layer.feed_forward_norm);
             call.linear(index, kGateUp, layer.gate_up, x, shape_.hidden, gate_up_, 2 * shape_.intermediate);
             k.gate_and_mul(shape_.dtype, shape_.gate, gate_up_, 2 * shape_.intermediate, gated_, call.rows, shape_.intermediate, threads);
-            call.linear(index, kDown, layer.down, gated_, shape_.intermediate, branch_, shape_.hidden);
+            call.summed(index, kDown, layer.down, gated_, shape_.intermediate);
             call.leave(layer.feed_forward_out_norm);
             has_branch = true;
+        }
+        if (norm_ == nullptr) {
+            memcpy(out, branch_, size_t(size));
+            memcpy(static_cast<char*>(out) + size, residual_, size_t(size));
+            return;
         }
         if (step.num_output_rows < 0) return call.norm(branch_, residual_, norm_, out);
         call.norm(branch_, residual_, norm_, normed_);
@@ -191,11 +214,22 @@ class Decoder {
                 memcpy(d.residual_, embedded, size_t(count * d.item()));
             if (s.embedding_scale != 1.0f) k.multiply(s.dtype, d.residual_, count, s.embedding_scale, threads);
         }
-        // One product of a layer, with what the rows' adapters add to it: the one place where adapters apply.
         void linear(int64_t layer, Product product, const Weights& weights, const void* x, int64_t x_stride, void* out, int64_t out_stride) const {
+            linear(layer, product, weights, x, x_stride, d.shape_.dtype, out, out_stride);
+        }
+        // One product of a layer, with what the rows' adapters add to it: the one place where adapters apply.
+        void linear(int64_t layer, Product product, const Weights& weights, const void* x, int64_t x_stride, Dtype out_dtype, void* out,
+                    int64_t out_stride) const {
             const Dtype dtype = d.shape_.dtype;
-            k.linear(weights, {dtype, x, x_stride, dtype, out, out_stride, rows, Activation::none}, threads);
-            adapters.apply(k, dtype, layer, product, x, x_stride, out, out_stride, threads);
+            k.linear(weights, {dtype, x, x_stride, out_dtype, out, out_stride, rows, Activation::none}, threads);
+            adapters.apply(k, dtype, layer, product, x, x_stride, out_dtype, out, out_stride, threads);
+        }
+        // A product whose inputs may be divided among ranks. Its parts are float until they are added, so it is rounded once.
+        void summed(int64_t layer, Product product, const Weights& weights, const void* x, int64_t x_stride) const {
+            const int64_t hidden = d.shape_.hidden;
+            if (!d.sum_) return linear(layer, product, weights, x, x_stride, d.shape_.dtype, d.branch_, hidden);
+            linear(layer, product, weights, x, x_stride, Dtype::f32, step.partial, hidden);
+            d.sum_(rows);
         }
         void norm(const void* x, void* residual, const void* weight, void* out) const {
             const Shape& s = d.shape_;
@@ -246,10 +280,11 @@ class Decoder {
     const bool has_embedding_;
     const Weights embedding_;
     const void* const norm_;
+    const Sum sum_;
     std::vector<DecoderLayer> layers_;
     int64_t capacity_ = 0;
     void* memory_ = nullptr;
-    void *residual_ = nullptr, *normed_ = nullptr, *branch_ = nullptr, *qkv_ = nullptr, *attended_ = nullptr, *gate_up_ = nullptr,
+    void *residual_ = nullptr, *normed_ = nullptr, *branch_ = nullptr, *own_branch_ = nullptr, *qkv_ = nullptr, *attended_ = nullptr, *gate_up_ = nullptr,
          *gated_ = nullptr;
 };
 

@@ -73,8 +73,8 @@ template <class T>
 constexpr int kExpandLines = (kVectors * Vec::width * int(sizeof(T)) + 63) / 64;  // that one rank of a panel's part reads
 
 // y[r][0 .. count) += sum_k h[r][k] * b[k][..], of a panel [rank, kPanel].
-template <class T, int R>
-inline void expand_panel(const float* const* h, const T* b, int64_t rank, T* const* y, int64_t count, Soon& soon) {
+template <class T, class Y, int R>
+inline void expand_panel(const float* const* h, const T* b, int64_t rank, Y* const* y, int64_t count, Soon& soon) {
     constexpr int64_t wide = kVectors * Vec::width;
     for (int64_t first = 0; first < count; first += wide) {
         const int64_t rest = count - first;
@@ -134,10 +134,10 @@ inline void shrink(const LowRankArgs& g, const LowRankTask& task, Soon soon) {
     }
 }
 
-template <class T>
+template <class T, class Y>
 inline void expand(const LowRankArgs& g, const LowRankTask& task, Soon soon) {
     const LowRankPart& part = *task.part;
-    T* y[kLowRankRows];
+    Y* y[kLowRankRows];
     const float* h[kLowRankRows];
     for (int64_t panel = task.first; panel < task.first + task.count; panel++) {
         const T* b = static_cast<const T*>(part.b) + panel * part.rank * kPanel;
@@ -145,17 +145,17 @@ inline void expand(const LowRankArgs& g, const LowRankTask& task, Soon soon) {
         int64_t i = 0;
         const auto take = [&](int rows) {
             for (int r = 0; r < rows; r++) {
-                y[r] = static_cast<T*>(g.y) + task.rows[i + r] * g.y_stride + part.first + panel * kPanel;
+                y[r] = static_cast<Y*>(g.y) + task.rows[i + r] * g.y_stride + part.first + panel * kPanel;
                 h[r] = task.h + (i + r) * part.rank;
             }
         };
         for (; i + kLowRankRows <= task.num_rows; i += kLowRankRows) {
             take(kLowRankRows);
-            expand_panel<T, kLowRankRows>(h, b, part.rank, y, count, soon);
+            expand_panel<T, Y, kLowRankRows>(h, b, part.rank, y, count, soon);
         }
         for (; i < task.num_rows; i++) {
             take(1);
-            expand_panel<T, 1>(h, b, part.rank, y, count, soon);
+            expand_panel<T, Y, 1>(h, b, part.rank, y, count, soon);
         }
     }
 }
@@ -201,7 +201,11 @@ void low_rank(const LowRankArgs& g, int threads) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < num_shrink; i++) shrink<E>(g, shrinking[i], reads(shrinking[i + 1]));
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < num_expand; i++) expand<T>(g, expanding[i], i + 1 < num_expand ? reads(expanding[i + 1]) : Soon{});
+        for (int64_t i = 0; i < num_expand; i++) {
+            const Soon soon = i + 1 < num_expand ? reads(expanding[i + 1]) : Soon{};
+            if (g.y_dtype == Dtype::f32) expand<T, float>(g, expanding[i], soon);
+            else expand<T, T>(g, expanding[i], soon);
+        }
     }
 }
 

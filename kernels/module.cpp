@@ -1,6 +1,7 @@
 // inferd._kernels: the tables of level.cpp for Python. Tensors are passed as addresses and sizes; the caller
 // (inferd/native) has checked formats and shapes. The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -194,23 +195,24 @@ NB_MODULE(_kernels, m) {
             nb::kw_only(), "layer"_a, "product"_a, "a"_a, "b"_a, "rank"_a, "size"_a, "first"_a, "count"_a, "scale"_a);
     m.def(
         "low_rank",
-        [](int dtype, uintptr_t x, int64_t x_stride, uintptr_t y, int64_t y_stride, int64_t rows, const std::vector<const Adapter*>& adapters,
-           uintptr_t adapter_of, int64_t layer, int64_t product, int threads) {
+        [](int dtype, uintptr_t x, int64_t x_stride, int y_dtype, uintptr_t y, int64_t y_stride, int64_t rows,
+           const std::vector<const Adapter*>& adapters, uintptr_t adapter_of, int64_t layer, int64_t product, int threads) {
             AdapterRows(adapters, at<int32_t>(adapter_of), rows)
-                .apply(*active, Dtype(dtype), layer, product, at(x), x_stride, at(y), y_stride, threads);
+                .apply(*active, Dtype(dtype), layer, product, at(x), x_stride, Dtype(y_dtype), at(y), y_stride, threads);
         },
         nogil());
     nb::class_<Decoder>(m, "Decoder")
         .def(
             "__init__",
             [](Decoder* self, int dtype, int norm_dtype, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t wide, float eps,
-               float embedding_scale, float residual_multiplier, int gate, bool whole_norms, const Weights* embedding, uintptr_t norm) {
+               float embedding_scale, float residual_multiplier, int gate, bool whole_norms, const Weights* embedding, uintptr_t norm, bool continues,
+               Decoder::Sum sum) {
                 new (self) Decoder({Dtype(dtype), Dtype(norm_dtype), hidden, heads, kv_heads, head_dim, wide, eps, embedding_scale,
-                                    residual_multiplier, Activation(gate), whole_norms},
-                                   embedding, at(norm));
+                                    residual_multiplier, Activation(gate), whole_norms, continues},
+                                   embedding, at(norm), std::move(sum));
             },
             nb::kw_only(), "dtype"_a, "norm_dtype"_a, "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "wide"_a, "eps"_a, "embedding_scale"_a,
-            "residual_multiplier"_a, "gate"_a, "whole_norms"_a, "embedding"_a.none(), "norm"_a)
+            "residual_multiplier"_a, "gate"_a, "whole_norms"_a, "embedding"_a.none(), "norm"_a, "continues"_a = false, "sum"_a.none() = nb::none())
         .def("reserve", &Decoder::reserve)
         .def(
             "add",
@@ -234,16 +236,17 @@ NB_MODULE(_kernels, m) {
         .def(
             "forward",
             [](Decoder& self, uintptr_t token_ids, uintptr_t positions, uintptr_t slots, uintptr_t query_start, uintptr_t seq_len,
-               uintptr_t block_table, int64_t table_stride, int64_t sequences, int64_t rows, uintptr_t output_rows, int64_t num_output_rows, uintptr_t embedded,
-               uintptr_t out, int threads, const std::vector<const Adapter*>& adapters, uintptr_t adapter_of) {
+               uintptr_t block_table, int64_t table_stride, int64_t sequences, int64_t rows, uintptr_t output_rows, int64_t num_output_rows, uintptr_t entering,
+               uintptr_t out, int threads, const std::vector<const Adapter*>& adapters, uintptr_t adapter_of, uintptr_t partial, uintptr_t summed) {
                 self.forward(*active,
                              {at<int64_t>(token_ids), at<int64_t>(positions), at<int64_t>(slots), at<int32_t>(query_start), at<int32_t>(seq_len),
                               at<int32_t>(block_table), table_stride, sequences, rows, at<int64_t>(output_rows), num_output_rows,
-                              {adapters, at<int32_t>(adapter_of), adapters.empty() ? 0 : rows}},
-                             at(embedded), at(out), threads);
+                              {adapters, at<int32_t>(adapter_of), adapters.empty() ? 0 : rows}, at<float>(partial), at(summed)},
+                             at(entering), at(out), threads);
             },
             "token_ids"_a, "positions"_a, "slots"_a, "query_start"_a, "seq_len"_a, "block_table"_a, "table_stride"_a, "sequences"_a, "rows"_a,
-            "wanted"_a, "num_wanted"_a, "embedded"_a, "out"_a, "threads"_a, "adapters"_a = std::vector<const Adapter*>(), "adapter_of"_a = 0,
+            "wanted"_a, "num_wanted"_a, "entering"_a, "out"_a, "threads"_a, "adapters"_a = std::vector<const Adapter*>(), "adapter_of"_a = 0,
+            "partial"_a = 0, "summed"_a = 0,
             nogil());
     nb::class_<Drafter>(m, "Drafter")
         .def(

@@ -123,6 +123,7 @@ struct LowRankGroup {  // the rows that use one adapter
 struct LowRankArgs {
     const void* x;     // [rows, >= in], all in one format
     int64_t x_stride;  // elements
+    Dtype y_dtype;     // that of x, or f32
     void* y;           // [rows, y_stride], changed in place
     int64_t y_stride;
     const LowRankGroup* groups;  // no row is in two

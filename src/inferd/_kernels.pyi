@@ -1,5 +1,7 @@
 # The compiled module (kernels/module.cpp). Tensors are addresses; strides and sizes are in elements.
 
+from collections.abc import Callable
+
 PANEL: int
 INTS_LAYOUT: int
 
@@ -190,6 +192,7 @@ def low_rank(
     dtype: int,
     x: int,
     x_stride: int,
+    y_dtype: int,
     y: int,
     y_stride: int,
     rows: int,
@@ -221,6 +224,8 @@ class Decoder:
         whole_norms: bool,
         embedding: Weights | None,
         norm: int,
+        continues: bool = False,
+        sum: Callable[[int], None] | None = None,
     ) -> None: ...
     def reserve(self, rows: int, /) -> None: ...
     def add(
@@ -262,11 +267,13 @@ class Decoder:
         rows: int,
         wanted: int,
         num_wanted: int,
-        embedded: int,
+        entering: int,
         out: int,
         threads: int,
         adapters: list[Adapter] = ...,
         adapter_of: int = 0,
+        partial: int = 0,
+        summed: int = 0,
     ) -> None: ...
 
 class Drafter:

@@ -77,6 +77,7 @@ class Pair:
     """The two matrices of one module: A [rank, inputs] and B [outputs, rank]."""
 
     layer: int
+    module: str  # its name below the layer
     place: Place
     a: str  # names of tensors
     b: str
@@ -170,14 +171,14 @@ def read_adapter(folder: Path, base: DecoderConfig) -> AdapterFiles:
                 f"{', '.join(known[layer])}. Merge the adapter into the base model, or train it on these modules.",
                 param="target_modules",
             )
-        pairs.append(_pair(folder, config, layer, path, place, sides["A"], sides["B"]))
+        pairs.append(_pair(folder, config, (layer, module), path, place, sides["A"], sides["B"]))
     return AdapterFiles(folder, tuple(sorted(pairs, key=lambda p: (p.layer, p.place.product, p.place.first))))
 
 
 def _pair(
     folder: Path,
     config: _Config,
-    layer: int,
+    at: tuple[int, str],
     path: str,
     place: Place,
     a: tuple[str, Entry],
@@ -198,7 +199,7 @@ def _pair(
             raise _other_base(
                 folder, f"{name} has the shape {list(entry.shape)}, but the base model needs {list(wanted)}"
             )
-    return Pair(layer, place, a[0], b[0], rank, config.scale(path))
+    return Pair(*at, place, a[0], b[0], rank, config.scale(path))
 
 
 def _table(folder: Path) -> dict[str, Entry]:

@@ -11,19 +11,26 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
+from torch import Tensor
 
-from inferd.checkpoints.adapter import CONFIG, WEIGHTS, AdapterFiles, read_adapter
+from inferd.checkpoints.adapter import CONFIG, WEIGHTS, AdapterFiles, Pair, read_adapter
 from inferd.checkpoints.weights import MappedFile
 from inferd.config.units import bytes_text
+from inferd.engine.model.cuts import adapter_pieces
 from inferd.engine.model.load import Decoder
+from inferd.engine.model.share import ALONE
 from inferd.errors import InferdError, ModelLoadError, ModelNotFound
 from inferd.machine.memory import available_bytes
 from inferd.native.low_rank import LoadedAdapter, LowRank, low_rank
 from inferd.registry.source import Progress, resolve, silent
 from inferd.types import AdapterState
+
+if TYPE_CHECKING:
+    from inferd.engine.ranks.lead import Lead
 
 _log = logging.getLogger("inferd.engine")
 
@@ -37,13 +44,12 @@ class Adapters:
         device: torch.device,
         base_digest: bytes,
         limit_bytes: int | None = None,
-        *,
-        is_divided: bool = False,
+        ranks: Lead | None = None,
     ) -> None:
         """``base_digest``: of the base's files. ``limit_bytes``: memory for all of them; None: what is free.
-        ``is_divided``: the model is divided among ranks, and no adapter can be loaded."""
+        ``ranks``: the processes with the other shares of the decoder."""
         self._decoder, self._device, self._limit_bytes = decoder, device, limit_bytes
-        self._base_digest, self._is_divided = base_digest, is_divided
+        self._base_digest, self._ranks = base_digest, ranks
         self._loaded: dict[str, LoadedAdapter] = {}
         self._stamps: dict[str, tuple[object, ...]] = {}  # of the files of each, which show that they are the same
         self._states: dict[str, AdapterState] = {}
@@ -94,11 +100,6 @@ class Adapters:
 
     def _load(self, name: str, source: str, progress: Progress) -> AdapterState:
         """Raises ModelLoadError."""
-        if self._is_divided:
-            raise ModelLoadError(
-                "Adapters do not work with ranks yet. Leave out parallel of the model, or the adapters.",
-                param="parallel",
-            )
         folder = resolve(source, progress)
         if not folder.is_dir():
             raise ModelLoadError(f"{source} is a file; give the folder that peft's save_pretrained wrote.")
@@ -108,7 +109,7 @@ class Adapters:
         files = read_adapter(folder, self._decoder.config)
         identity = identity_of_adapter(files, self._base_digest)
         self._check_room(name, files)
-        adapter = load_adapter(name, files, self._decoder, self._device, identity)
+        adapter = load_adapter(name, files, self._decoder, self._device, identity, self._ranks)
         if _stamp(folder) != stamp:
             raise ModelLoadError(f"The files of {folder} changed while they were read; load the adapter again.")
         self._loaded[name], self._stamps[name] = adapter, stamp
@@ -152,14 +153,20 @@ def identity_of_adapter(files: AdapterFiles, base_digest: bytes) -> bytes:
 
 
 def load_adapter(
-    name: str, files: AdapterFiles, decoder: Decoder, device: torch.device, identity: bytes
+    name: str,
+    files: AdapterFiles,
+    decoder: Decoder,
+    device: torch.device,
+    identity: bytes,
+    ranks: Lead | None = None,
 ) -> LoadedAdapter:
-    """The adapter's matrices in the decoder's number format, on its device. Raises ModelLoadError."""
+    """The adapter's matrices in the decoder's number format, on its device; ``ranks`` get theirs. Raises
+    ModelLoadError."""
     try:
         file = MappedFile(files.weights)
     except OSError as error:
         raise ModelLoadError(f"{files.weights} cannot be read: {error.strerror}.") from error
-    parts: dict[tuple[int, int], list[LowRank]] = {}
+    matrices: list[tuple[Pair, Tensor, Tensor]] = []
     for pair in files.pairs:
         a, b = (file.tensor(each).to(device=device, dtype=decoder.dtype) for each in (pair.a, pair.b))
         for tensor, label in ((a, pair.a), (b, pair.b)):
@@ -168,5 +175,13 @@ def load_adapter(
                     f"{files.weights}: {label} has numbers that are not finite in {decoder.dtype}. Train the adapter "
                     "again, or take an earlier one."
                 )
-        parts.setdefault((pair.layer, pair.place.product), []).append(low_rank(a, b, pair.place.first, pair.scale))
-    return LoadedAdapter(name, identity, decoder.config.num_layers, parts)
+        matrices.append((pair, a, b))
+    parts: dict[tuple[int, int], list[LowRank]] = {}
+    share = ALONE if ranks is None else ranks.share
+    for piece in adapter_pieces(share, decoder.config, matrices):
+        made = low_rank(piece.a, piece.b, piece.first, piece.scale)
+        parts.setdefault((piece.layer, piece.product), []).append(made)
+    adapter = LoadedAdapter(name, identity, len(share.layers(decoder.config.num_layers)), parts)
+    if ranks is not None:
+        ranks.give(adapter, lambda share: adapter_pieces(share, decoder.config, matrices))
+    return adapter

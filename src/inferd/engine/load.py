@@ -127,9 +127,7 @@ def create_backend(
     if config.threads is None and checkpoint.decoder.weights_bytes < _WORTH_SHARING_BYTES:
         torch.set_num_threads(1)
     draft = load_draft(config, folder, checkpoint.num_tokens, device, progress)
-    adapters = Adapters(
-        checkpoint.decoder, device, checkpoint.digest, config.adapter_memory_bytes, is_divided=ranks is not None
-    )
+    adapters = Adapters(checkpoint.decoder, device, checkpoint.digest, config.adapter_memory_bytes, ranks)
     adapters.apply(config.adapters, progress)
     marked = config.watermark
     watermark = None if marked is None else load_watermark(marked, checkpoint.decoder.config.vocab_size)

@@ -2,7 +2,8 @@
 
 Knows which decoders the call supports and how to describe a loaded decoder to it. ``model.llama`` defines what is
 computed, is the oracle of the tests to the bit, and computes everywhere else. Layer by layer, a step of 28 layers needs
-about 340 calls from Python, which take 4 to 8 ms beside the arithmetic.
+about 340 calls from Python, which take 4 to 8 ms beside the arithmetic. With ranks, the call comes back to Python where
+partial sums are added.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inferd.engine.model.cuts import Peers
 from inferd.engine.model.llama import GATES, FeedForward, Layer, LlamaDecoder
 from inferd.engine.model.load import Decoder
 from inferd.native import ops
@@ -19,18 +21,38 @@ from inferd.native.kv_cache import KVCache
 from inferd.native.paged_attention import native_available
 
 
+class _Sums:
+    """The partial sums of a step, which the kernels ask the ranks of a stage to add."""
+
+    __slots__ = ("_peers", "partial", "total")
+
+    def __init__(self, peers: Peers, hidden: int, dtype: torch.dtype) -> None:
+        self._peers = peers
+        self.partial = torch.empty((0, hidden), dtype=torch.float32)
+        self.total = torch.empty((0, hidden), dtype=dtype)
+
+    def reserve(self, rows: int) -> None:
+        if rows > len(self.partial):
+            self.partial = self.partial.new_empty((rows, self.partial.shape[1]))
+            self.total = self.total.new_empty(self.partial.shape)
+
+    def __call__(self, rows: int) -> None:
+        self.total[:rows].copy_(self._peers.sum(self.partial[:rows]))
+
+
 class NativeDecoder:
     """Computes ``LlamaDecoder.forward`` over one KV cache in one call, without the GIL."""
 
-    __slots__ = ("_cache", "_decoder", "_plan")
+    __slots__ = ("_cache", "_decoder", "_plan", "_sums")
 
     def __init__(self, decoder: LlamaDecoder, cache: KVCache, max_rows: int) -> None:
         """``max_rows``: rows of a step, for which memory is reserved; a larger step allocates more."""
         self._decoder, self._cache = decoder, cache  # the plan is addresses into their memory
-        config = decoder.config
+        config, share, peers = decoder.part, decoder.share, decoder.peers
+        self._sums = None if peers is None else _Sums(peers, config.hidden_size, decoder.dtype)
         self._plan = kernels.Decoder(
             dtype=CODES[decoder.dtype],
-            norm_dtype=CODES[decoder.norm.dtype],
+            norm_dtype=CODES[decoder.norm_dtype],
             hidden=config.hidden_size,
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
@@ -41,12 +63,16 @@ class NativeDecoder:
             residual_multiplier=config.residual_multiplier,
             gate=ACTIVATIONS[GATES[config.activation]],
             whole_norms=decoder.family.qk_norm == "full",
-            embedding=decoder.embedding.described,
-            norm=decoder.norm.data_ptr(),
+            embedding=decoder.embedding.described if share.is_first and share.tensor == 1 else None,
+            norm=decoder.norm.data_ptr() if share.is_last else 0,
+            continues=not share.is_first,
+            sum=self._sums,
         )
         for layer in decoder.layers:
             self._add(layer)
         self._plan.reserve(max_rows)
+        if self._sums is not None:
+            self._sums.reserve(max_rows)
 
     @property
     def plan(self) -> kernels.Decoder:
@@ -84,17 +110,17 @@ class NativeDecoder:
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Hidden states [T, hidden] after the final norm; NaN in rows outside ``output_rows``."""
-        rows, wanted, shape = (
-            len(batch.token_ids),
-            batch.output_rows,
-            (len(batch.token_ids), self._decoder.config.hidden_size),
-        )
-        embedding = self._decoder.embedding
-        embedded = embedding.rows(batch.token_ids) if embedding.described is None else None
+        decoder, sums, rows = self._decoder, self._sums, len(batch.token_ids)
+        is_last = decoder.share.is_last
+        shape = (rows, decoder.config.hidden_size)
+        wanted = batch.output_rows if is_last else None
+        entering = self._entering(batch.token_ids)
         if wanted is None:
-            out = torch.empty(shape, dtype=self._decoder.dtype)
+            out = torch.empty(shape if is_last else (2, *shape), dtype=decoder.dtype)
         else:
-            out = torch.full(shape, float("nan"), dtype=self._decoder.dtype)
+            out = torch.full(shape, float("nan"), dtype=decoder.dtype)
+        if sums is not None:
+            sums.reserve(rows)
         self._plan.forward(
             batch.token_ids.data_ptr(),
             batch.positions.data_ptr(),
@@ -107,12 +133,21 @@ class NativeDecoder:
             rows,
             _address(wanted),
             -1 if wanted is None else len(wanted),
-            _address(embedded),
+            _address(entering),
             out.data_ptr(),
             torch.get_num_threads(),
-            *(() if batch.adapters is None else (batch.adapters.plans, batch.adapters.of.data_ptr())),
+            *(([], 0) if batch.adapters is None else (batch.adapters.plans, batch.adapters.of.data_ptr())),
+            *((0, 0) if sums is None else (sums.partial.data_ptr(), sums.total.data_ptr())),
         )
-        return out
+        return decoder.ended(out) if is_last else decoder.passed(out)
+
+    def _entering(self, ids: Tensor) -> Tensor | None:
+        """What the first layer takes, where the kernels do not embed the tokens."""
+        decoder, share = self._decoder, self._decoder.share
+        if not share.is_first:
+            return decoder.received(len(ids))
+        is_embedded_here = share.tensor == 1 and decoder.embedding.described is not None
+        return None if is_embedded_here else decoder.embedded(ids)
 
 
 def native_decoder(decoder: Decoder, cache: KVCache, max_rows: int) -> NativeDecoder | None:
@@ -120,7 +155,7 @@ def native_decoder(decoder: Decoder, cache: KVCache, max_rows: int) -> NativeDec
     NativeDecoder."""
     return (
         NativeDecoder(decoder, cache, max_rows)
-        if isinstance(decoder, LlamaDecoder) and decoder.share.count == 1 and _covers(decoder, cache)
+        if isinstance(decoder, LlamaDecoder) and _covers(decoder, cache)
         else None
     )
 
@@ -131,8 +166,7 @@ def _covers(decoder: LlamaDecoder, cache: KVCache) -> bool:
         cache.keys[0].is_cpu
         and cache.dtype == decoder.dtype
         and native_available(decoder.dtype, decoder.config.head_dim, in_bytes=cache.in_bytes)
-        and decoder.norm.is_cpu
-        and all(_covers_layer(layer, decoder.norm.dtype) for layer in decoder.layers)
+        and all(_covers_layer(layer, decoder.norm_dtype) for layer in decoder.layers)
     )
 
 

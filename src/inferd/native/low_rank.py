@@ -112,6 +112,7 @@ class AdapterRows:
                 CODES[x.dtype],
                 x.data_ptr(),
                 x.stride(0),
+                CODES[y.dtype],
                 y.data_ptr(),
                 y.stride(0),
                 x.shape[0],

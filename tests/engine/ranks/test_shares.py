@@ -16,8 +16,10 @@ from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.engine.model.load import load_model
 from inferd.engine.model.share import ALONE, Share, check_layout
+from inferd.engine.native_decoder import native_decoder
 from inferd.engine.ranks.peers import GlooPeers
 from inferd.engine.ranks.rank import cache_of, load_share
+from inferd.engine.runner import Runner
 from inferd.errors import ModelLoadError
 from inferd.native.attention import FlatBatch
 from inferd.native.paged_attention import create_attention
@@ -56,16 +58,28 @@ class Meeting:
 
 
 def answer_of(
-    decoder: LlamaDecoder, config: ModelConfig, peers: GlooPeers | None = None, meet: Meeting | None = None
+    decoder: LlamaDecoder,
+    config: ModelConfig,
+    peers: GlooPeers | None = None,
+    meet: Meeting | None = None,
+    *,
+    by_layers: bool = False,
 ) -> tuple[list[int], Tensor]:
-    """Greedy tokens after the prompt, and the logits of all rows. Every rank calls it; those of rank 0 count."""
+    """Greedy tokens after the prompt, and the logits of all rows. Every rank calls it; those of rank 0 count.
+
+    ``by_layers``: computed layer by layer from Python, even where the kernels compute a step in one call.
+    """
     cache = cache_of(decoder, config, 8)
+    runner = Runner(decoder, cache, "auto", CPU)
     tokens, found, start = list(PROMPT), [], 0
     share = decoder.share
     with torch.inference_mode():
         for _ in range(ANSWER):
             batch = batch_of(tokens, start)
-            hidden = decoder.forward(batch, create_attention("auto", cache, batch))
+            if by_layers:
+                hidden = decoder.forward(batch, create_attention("auto", cache, batch))
+            else:
+                hidden = runner.compute(batch)
             start = len(tokens)
             logits = torch.zeros(1, decoder.config.vocab_size)
             if share.is_first:  # rank 0 has the hidden states of the last stage, and sends them to its own
@@ -93,14 +107,16 @@ def alone(folder: Path, config: ModelConfig) -> tuple[list[int], Tensor]:
     return answer_of(decoder, config)
 
 
-def divided(folder: Path, config: ModelConfig) -> tuple[list[int], Tensor, list[LlamaDecoder]]:
+def divided(
+    folder: Path, config: ModelConfig, *, by_layers: bool = False
+) -> tuple[list[int], Tensor, list[LlamaDecoder]]:
     """What rank 0 finds, and the decoders of all ranks."""
     parallel, store, meet = config.parallel, HashStore(), Meeting(config.parallel.count)
 
     def rank(number: int) -> tuple[tuple[list[int], Tensor], LlamaDecoder]:
         decoder, peers = load_share(folder, config, Share(number, parallel.tensor, parallel.pipeline), store)
         peers.join()
-        return answer_of(decoder, config, peers, meet), decoder
+        return answer_of(decoder, config, peers, meet, by_layers=by_layers), decoder
 
     with ThreadPoolExecutor(parallel.count) as pool:
         results = list(pool.map(rank, range(parallel.count)))
@@ -127,6 +143,21 @@ def check_family(name: str, folder: Path, families: ModuleType) -> None:
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_divided_families_answer_as_one_process(name: str, tmp_path: Path, families: ModuleType) -> None:
     check_family(name, tmp_path, families)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("llama-biases", "float32"), ("gemma2", "bfloat16")])
+def test_ranks_compute_in_one_call_what_they_compute_layer_by_layer(
+    name: str, dtype: str, tmp_path: Path, families: ModuleType
+) -> None:
+    families.write_checkpoint(name, tmp_path)
+    for tensor, pipeline in LAYOUTS:
+        config = configured(tensor, pipeline, dtype=dtype)
+        ids, logits, decoders = divided(tmp_path, config)
+        for decoder in decoders:
+            assert native_decoder(decoder, cache_of(decoder, config, 1), 1) is not None
+        found_ids, found, _ = divided(tmp_path, config, by_layers=True)
+        assert found_ids == ids
+        assert torch.equal(found, logits)
 
 
 @pytest.mark.soak
@@ -208,7 +239,6 @@ def test_layouts_that_are_not_possible_are_refused(
     ("settings", "said"),
     [
         ({"device": "cuda"}, "Set device to cpu"),
-        ({"adapters": {"a": "folder"}}, "adapters do not work with ranks yet"),
     ],
 )
 def test_what_does_not_work_with_ranks_is_refused(

@@ -6,12 +6,14 @@ how the ranks put their results together again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from inferd.checkpoints.adapter import GATE_UP, QKV, Pair, places
 from inferd.checkpoints.decoder_config import DecoderConfig
 from inferd.engine.model.share import Share
 
@@ -78,3 +80,35 @@ def cuts(share: Share, whole: DecoderConfig) -> Callable[[str, Tensor], Tensor] 
         return tensor
 
     return cut
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPiece:
+    """A rank's part of what an adapter adds to one product of a layer."""
+
+    layer: int  # of the rank's
+    product: int
+    first: int  # of the outputs of the rank's product
+    scale: float
+    a: Tensor  # [rank, inputs]
+    b: Tensor  # [outputs, rank]
+
+
+def adapter_pieces(
+    share: Share, whole: DecoderConfig, matrices: Iterable[tuple[Pair, Tensor, Tensor]]
+) -> Iterator[AdapterPiece]:
+    """This rank's part of an adapter, divided as the product that it changes: B by outputs, or A by inputs.
+
+    ``matrices``: A [rank, inputs] and B [outputs, rank] of each module of the adapter.
+    """
+    cut, part = cuts(share, whole), share.config(whole)
+    mine = share.layers(whole.num_layers)
+    for pair, a, b in matrices:
+        if pair.layer not in mine:
+            continue
+        layer, product = pair.layer - mine.start, pair.place.product
+        if cut is not None and product in (QKV, GATE_UP):
+            b = cut(f"{pair.module}.weight", b)
+        elif cut is not None:
+            a = cut(f"{pair.module}.weight", a)
+        yield AdapterPiece(layer, product, places(part, layer)[pair.module].first, pair.scale, a, b)

@@ -309,37 +309,54 @@ class LlamaDecoder:
 
     def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
         """Hidden states [T, H] after the final norm, in rank 0; other ranks do not use what they get."""
-        branch, residual = self._entered(batch)
+        branch: Tensor | None = None
+        if self.share.is_first:
+            residual = self.embedded(batch.token_ids)
+            residual = residual if self.embedding_scale == 1.0 else residual * self.embedding_scale
+        else:
+            branch, residual = self.received(len(batch.token_ids))
         for layer in self.layers:
             branch, residual = layer(branch, residual, batch, attention)
         assert branch is not None
-        return self._left(branch, residual)
+        if self.share.is_last:
+            return self.ended(ops.add_rms_norm(branch, residual, self.norm, self.config.norm_eps)[0])
+        return self.passed(torch.stack((branch, residual)))
 
-    def _left(self, branch: Tensor, residual: Tensor) -> Tensor:
-        """What follows the last layer of this stage. The final hidden states go to rank 0, which has the head."""
+    @property
+    def norm_dtype(self) -> torch.dtype:
+        """Number format of the weights of norms."""
+        return torch.float32 if self.family.norm_offset else self.dtype
+
+    @property
+    def peers(self) -> Peers | None:
+        """The ranks that add partial sums of layers with this one; None: nothing is divided within a layer."""
+        return self._peers if self.share.tensor > 1 else None
+
+    def received(self, num_rows: int) -> Tensor:
+        """[2, T, H] branch and residual, from the stage before this one."""
+        assert self._peers is not None
+        shape = (2, num_rows, self.config.hidden_size)
+        return self._peers.receive(torch.empty(shape, dtype=self.dtype), self.share.rank - self.share.tensor)
+
+    def passed(self, pair: Tensor) -> Tensor:
+        """Send branch and residual [2, T, H] to the next stage; rank 0 returns the final hidden states [T, H].
+
+        Both are sent: their sum would be rounded, and the answers of a pipeline are those of one process to the bit.
+        """
         share, peers = self.share, self._peers
-        if share.is_last:
-            hidden = ops.add_rms_norm(branch, residual, self.norm, self.config.norm_eps)[0]
-            if share.pipeline > 1 and share.place == 0:
-                assert peers is not None
-                peers.send(hidden, 0)
-            return hidden
         assert peers is not None
-        # Both: their sum would be rounded, and the answers of a pipeline are those of one process to the bit.
-        peers.send(torch.stack((branch, residual)), share.rank + share.tensor)
-        return peers.receive(torch.empty_like(residual), share.count - share.tensor) if share.rank == 0 else residual
+        peers.send(pair, share.rank + share.tensor)
+        return peers.receive(torch.empty_like(pair[1]), share.count - share.tensor) if share.rank == 0 else pair[1]
 
-    def _entered(self, batch: FlatBatch) -> tuple[Tensor | None, Tensor]:
-        """What the first layer of this stage takes."""
-        if not self.share.is_first:
+    def ended(self, hidden: Tensor) -> Tensor:
+        """``hidden`` [T, H] after the final norm, which the last stage sends to rank 0, which has the head."""
+        if self.share.pipeline > 1 and self.share.place == 0:
             assert self._peers is not None
-            shape = (2, len(batch.token_ids), self.config.hidden_size)
-            received = self._peers.receive(torch.empty(shape, dtype=self.dtype), self.share.rank - self.share.tensor)
-            return received[0], received[1]
-        residual = self._embedded(batch.token_ids)
-        return None, residual if self.embedding_scale == 1.0 else residual * self.embedding_scale
+            self._peers.send(hidden, 0)
+        return hidden
 
-    def _embedded(self, ids: Tensor) -> Tensor:
+    def embedded(self, ids: Tensor) -> Tensor:
+        """[T] -> [T, H], not scaled."""
         if self.share.tensor == 1:
             return self.embedding.rows(ids)
         assert self._peers is not None

@@ -120,8 +120,6 @@ def check_layout(config: ModelConfig, dims: DecoderConfig, *, is_quantised: bool
         raise refused(one, f"{dims.architecture} cannot be divided among ranks yet. Leave parallel out.")
     if config.device.startswith("cuda"):
         raise refused(one, "ranks compute on the CPU only so far. Set device to cpu, or leave parallel out.")
-    if config.adapters or config.adapter_memory_bytes:
-        raise refused(one, "adapters do not work with ranks yet. Leave out parallel, or the adapters.")
     if pipeline > dims.num_layers:
         raise refused("pipeline", f"the model has {dims.num_layers} layers. Take at most {dims.num_layers} stages.")
     if tensor == 1:

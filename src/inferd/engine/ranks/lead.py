@@ -1,11 +1,13 @@
 """Rank 0's hold of the other ranks: it starts them, sends them the plan of each step, and ends with any of them.
 
-A group of ranks lives and dies as one. A rank that dies or is stopped by a signal leaves the others in the middle of a
-sum, so rank 0 ends its process, the system ends the remaining ranks, and the supervisor starts the replica anew.
+A group of ranks lives and dies as one. A rank that dies, hangs or is stopped by a signal leaves the others in the
+middle of a sum, so rank 0 ends its process, the system ends the other ranks, and the supervisor starts the replica
+anew.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -14,32 +16,39 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from inferd.config import ModelConfig
+from inferd.engine.model.cuts import AdapterPiece
 from inferd.engine.model.share import Share
 from inferd.engine.ranks.messages import (
+    AdapterPart,
     Begin,
     Failed,
     Loaded,
     LogitsPlan,
     Serve,
     StepPlan,
+    TakeAdapter,
     encoded,
     from_rank,
     send,
 )
 from inferd.engine.ranks.peers import GlooPeers
-from inferd.engine.ranks.watch import LOOK_S, Stopped
+from inferd.engine.ranks.watch import LOOK_S, Stillness, Stopped
 from inferd.errors import ModelLoadError
 from inferd.native.attention import FlatBatch
+from inferd.native.low_rank import LoadedAdapter
 from inferd.native.paged_attention import AttentionKind
 
 EXIT_RANK_LOST = 6
@@ -54,6 +63,10 @@ def _end_process() -> None:
     for handler in logging.getLogger().handlers:
         handler.close()  # the lines that wait are written
     os._exit(EXIT_RANK_LOST)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 class Lead:
@@ -75,6 +88,11 @@ class Lead:
         self.peers = GlooPeers(self.share, FileStore(store, self.share.count), config.hang_timeout_s)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
+        # Of one message to all ranks: between the parts of another, the ranks would wait for each other.
+        self._telling = threading.Lock()
+        self._adapters: WeakKeyDictionary[LoadedAdapter, int] = WeakKeyDictionary()
+        self._numbers = itertools.count()
+        self._forgotten: deque[int] = deque()  # numbers of adapters that were unloaded
         try:
             for rank in range(1, self.share.count):
                 self._start()
@@ -149,12 +167,17 @@ class Lead:
     def plan(self, copies: list[tuple[int, int]], batch: FlatBatch) -> None:
         """Have every rank compute its part of the step."""
         by_row = torch.stack((batch.token_ids, batch.positions, batch.slots))
+        wanted, adapters = batch.output_rows, batch.adapters
         plan = StepPlan(
+            [self._forgotten.popleft() for _ in range(len(self._forgotten))],
             copies,
             batch.num_sequences,
             by_row.numpy().tobytes(),
             torch.cat((batch.query_start, batch.seq_len)).numpy().tobytes(),
             batch.block_table.numpy().tobytes(),
+            None if wanted is None else wanted.numpy().tobytes(),
+            [] if adapters is None else [self._adapters[adapter] for adapter in adapters.adapters],
+            b"" if adapters is None else adapters.of.numpy().tobytes(),
         )
         self._tell(encoded(plan), self._connections)
 
@@ -162,12 +185,34 @@ class Lead:
         """Have the ranks of the first stage compute their part of the logits of ``hidden`` [R, H]."""
         of_stage = self._connections[: self.share.tensor - 1]
         if of_stage:
-            plan = LogitsPlan(hidden.contiguous().view(torch.uint8).numpy().tobytes())
+            plan = LogitsPlan(_bytes(hidden))
             self._tell(encoded(plan), of_stage)
 
+    def give(self, adapter: LoadedAdapter, pieces: Callable[[Share], Iterable[AdapterPiece]]) -> None:
+        """Give every rank its part of an adapter. Called from the thread that loads adapters."""
+        number = next(self._numbers)
+        for rank, connection in enumerate(self._connections, 1):
+            share = Share(rank, self.share.tensor, self.share.pipeline)
+            parts = [
+                AdapterPart(
+                    piece.layer,
+                    piece.product,
+                    piece.first,
+                    len(piece.a),
+                    piece.scale,
+                    _bytes(piece.a),
+                    _bytes(piece.b),
+                )
+                for piece in pieces(share)
+            ]
+            self._tell(encoded(TakeAdapter(number, adapter.name, adapter.identity, parts)), [connection])
+        self._adapters[adapter] = number
+        weakref.finalize(adapter, self._forgotten.append, number)
+
     def _tell(self, message: bytes, to: list[Connection]) -> None:
-        for connection in to:
-            connection.send_bytes(message)
+        with self._telling:
+            for connection in to:
+                connection.send_bytes(message)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -183,6 +228,7 @@ class Lead:
     def watch(self) -> None:
         """Until the group is closed, or a rank is lost."""
         stopped = [Stopped(process.pid) for process in self._processes]
+        stillness = Stillness(self.pids)
         while not self._is_leaving.wait(LOOK_S):
             for rank, (process, look) in enumerate(zip(self._processes, stopped, strict=True), 1):
                 status = process.poll()
@@ -190,6 +236,8 @@ class Lead:
                     self._lose(f"rank {rank} (process {process.pid}) ended with status {status}")
                 elif look.is_lost():
                     self._lose(f"rank {rank} (process {process.pid}) is stopped")
+            if stillness.is_lost(self.peers.waits_in):
+                self._lose("no rank works on the step that rank 0 waits for: one hangs, or a connection is cut")
 
     def _lose(self, why: str, error: Exception | None = None) -> None:
         if self._is_leaving.is_set():

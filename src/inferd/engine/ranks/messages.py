@@ -46,14 +46,39 @@ class Serve(msgspec.Struct, frozen=True, tag=True):
     attention: AttentionKind
 
 
-class StepPlan(msgspec.Struct, frozen=True, tag=True):
-    """One step: blocks to copy first, and the arrays of a ``FlatBatch`` of T rows and S sequences."""
+class AdapterPart(msgspec.Struct, frozen=True):
+    """A rank's part of what an adapter adds to one product of its layers (``native.low_rank.LowRank``)."""
 
-    copies: list[tuple[int, int]]
+    layer: int  # of the rank's
+    product: int
+    first: int
+    rank: int
+    scale: float
+    a: bytes  # [rank, inputs] in the model's number format
+    b: bytes  # [outputs, rank]
+
+
+class TakeAdapter(msgspec.Struct, frozen=True, tag=True):
+    """An adapter that steps may use from here on, until one forgets it."""
+
+    number: int
+    name: str
+    identity: bytes
+    parts: list[AdapterPart]
+
+
+class StepPlan(msgspec.Struct, frozen=True, tag=True):
+    """One step: what to do first, and the arrays of a ``FlatBatch`` of T rows and S sequences."""
+
+    forgotten: list[int]  # adapters that no step uses any more
+    copies: list[tuple[int, int]]  # of blocks
     num_sequences: int
     by_row: bytes  # int64 [3, T]: tokens, positions, slots
     by_sequence: bytes  # int32 [2 S + 1]: query_start, seq_len
     table: bytes  # int32 [S, blocks]
+    wanted: bytes | None  # int64 [W]: ``FlatBatch.output_rows``
+    adapters: list[int]
+    adapter_of: bytes  # int32 [T]: each row's place in ``adapters``, or -1; empty where there are none
 
 
 class LogitsPlan(msgspec.Struct, frozen=True, tag=True):
@@ -62,8 +87,7 @@ class LogitsPlan(msgspec.Struct, frozen=True, tag=True):
     hidden: bytes  # [R, hidden] in the model's number format
 
 
-Plan = StepPlan | LogitsPlan
-ToRank = Begin | Serve | StepPlan | LogitsPlan
+ToRank = Begin | Serve | TakeAdapter | StepPlan | LogitsPlan
 FromRank = Loaded | Joined | Failed
 
 _encode = msgspec.msgpack.Encoder().encode

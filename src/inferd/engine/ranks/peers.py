@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, Work
 
 from inferd.engine.model.share import Share
 
@@ -25,6 +25,8 @@ class GlooPeers:
         self._share, self._store, self._timeout = share, store, timedelta(seconds=timeout_s)
         self._stage: ProcessGroupGloo | None = None
         self._pairs: dict[int, ProcessGroupGloo] = {}  # by the other rank
+        self._meetings = 0
+        self.waits_in: int | None = None  # the number of the meeting that this rank waits in
 
     def join(self) -> None:
         """Meet the other ranks, which call this too. Raises RuntimeError where they do not in time."""
@@ -51,14 +53,26 @@ class GlooPeers:
 
     def gather(self, part: Tensor) -> list[Tensor]:
         assert self._stage is not None, "join() was not called"
+        stage, place = self._stage, self._share.place
         part = part.contiguous()
-        parts = [torch.empty_like(part) for _ in range(self._share.tensor)]
-        self._stage.allgather([parts], [part]).wait()  # type: ignore[attr-defined]
+        parts = [part if other == place else torch.empty_like(part) for other in range(self._share.tensor)]
+        # Messages are sent by this thread. A collective of gloo is handed to another one, which takes longer than a
+        # message of some kilobytes.
+        works = [stage.recv([into], other, 0) for other, into in enumerate(parts) if other != place]  # type: ignore[attr-defined]
+        works += [stage.send([part], other, 0) for other in range(len(parts)) if other != place]  # type: ignore[attr-defined]
+        self._meet(works)
         return parts
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        self._pairs[rank].send([tensor.contiguous()], int(rank > self._share.rank), 0).wait()  # type: ignore[attr-defined]
+        self._meet([self._pairs[rank].send([tensor.contiguous()], int(rank > self._share.rank), 0)])  # type: ignore[attr-defined]
 
     def receive(self, into: Tensor, rank: int) -> Tensor:
-        self._pairs[rank].recv([into], int(rank > self._share.rank), 0).wait()  # type: ignore[attr-defined]
+        self._meet([self._pairs[rank].recv([into], int(rank > self._share.rank), 0)])  # type: ignore[attr-defined]
         return into
+
+    def _meet(self, works: list[Work]) -> None:
+        self._meetings += 1
+        self.waits_in = self._meetings
+        for work in works:
+            work.wait()
+        self.waits_in = None

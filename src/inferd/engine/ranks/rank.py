@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -34,6 +35,7 @@ from inferd.engine.ranks.messages import (
     LogitsPlan,
     Serve,
     StepPlan,
+    TakeAdapter,
     from_lead,
     send,
 )
@@ -44,6 +46,7 @@ from inferd.errors import ModelLoadError
 from inferd.machine.parent import die_with
 from inferd.native.attention import FlatBatch
 from inferd.native.kv_cache import KVCache
+from inferd.native.low_rank import AdapterRows, LoadedAdapter, LowRank, low_rank
 
 EXIT_DONE = 0
 EXIT_ORPHANED = 2
@@ -84,7 +87,7 @@ def cache_of(decoder: LlamaDecoder, config: ModelConfig, num_blocks: int) -> KVC
     )
 
 
-def batch_of(plan: StepPlan) -> FlatBatch:
+def batch_of(plan: StepPlan, adapters: Mapping[int, LoadedAdapter]) -> FlatBatch:
     """The arrays of a step, as rank 0 has them."""
     by_row = torch.from_numpy(np.frombuffer(plan.by_row, dtype=np.int64).reshape(3, -1).copy())
     by_sequence = torch.from_numpy(np.frombuffer(plan.by_sequence, dtype=np.int32).copy())
@@ -97,7 +100,26 @@ def batch_of(plan: StepPlan) -> FlatBatch:
         block_table=torch.from_numpy(np.frombuffer(plan.table, dtype=np.int32).reshape(count, -1).copy()),
         slots=by_row[2],
         num_sequences=count,
+        output_rows=None
+        if plan.wanted is None
+        else torch.from_numpy(np.frombuffer(plan.wanted, dtype=np.int64).copy()),
+        adapters=None
+        if not plan.adapters
+        else AdapterRows(
+            [adapters[number] for number in plan.adapters],
+            torch.from_numpy(np.frombuffer(plan.adapter_of, dtype=np.int32).copy()),
+        ),
     )
+
+
+def adapter_of(message: TakeAdapter, decoder: LlamaDecoder) -> LoadedAdapter:
+    """This rank's part of an adapter, in the layout that the kernels take."""
+    parts: dict[tuple[int, int], list[LowRank]] = {}
+    for part in message.parts:
+        a = torch.frombuffer(bytearray(part.a), dtype=decoder.dtype).view(part.rank, -1)
+        b = torch.frombuffer(bytearray(part.b), dtype=decoder.dtype).view(-1, part.rank)
+        parts.setdefault((part.layer, part.product), []).append(low_rank(a, b, part.first, part.scale))
+    return LoadedAdapter(message.name, message.identity, decoder.part.num_layers, parts)
 
 
 def hidden_of(plan: LogitsPlan, decoder: LlamaDecoder) -> Tensor:
@@ -105,7 +127,7 @@ def hidden_of(plan: LogitsPlan, decoder: LlamaDecoder) -> Tensor:
     return torch.frombuffer(bytearray(plan.hidden), dtype=decoder.dtype).view(-1, decoder.config.hidden_size)
 
 
-def follow(connection: Connection, runner: Runner, decoder: LlamaDecoder) -> None:
+def follow(connection: Connection, runner: Runner, decoder: LlamaDecoder, adapters: dict[int, LoadedAdapter]) -> None:
     """Compute this rank's part of each plan, until rank 0 closes the connection."""
     with torch.inference_mode():
         while True:
@@ -115,10 +137,14 @@ def follow(connection: Connection, runner: Runner, decoder: LlamaDecoder) -> Non
                 return
             match plan:
                 case StepPlan():
+                    for number in plan.forgotten:
+                        del adapters[number]
                     runner.cache.copy_blocks(plan.copies)
-                    runner.compute(batch_of(plan))
+                    runner.compute(batch_of(plan, adapters))
                 case LogitsPlan():
                     decoder.logits(hidden_of(plan, decoder))
+                case TakeAdapter():
+                    adapters[plan.number] = adapter_of(plan, decoder)
                 case _:
                     raise TypeError(f"{type(plan).__name__} is no plan")
 
@@ -138,13 +164,15 @@ def serve(connection: Connection) -> int:
         send(connection, Failed(error.message, error.param))
         return EXIT_LOAD_FAILED
     send(connection, Loaded(digest, decoder.weights_bytes, decoder.num_parameters))
-    started = from_lead(connection)
+    adapters: dict[int, LoadedAdapter] = {}
+    while isinstance(started := from_lead(connection), TakeAdapter):  # those of the configuration
+        adapters[started.number] = adapter_of(started, decoder)
     assert isinstance(started, Serve)
     cache = cache_of(decoder, config, started.num_blocks)
-    runner = Runner(decoder, cache, started.attention, _CPU)
+    runner = Runner(decoder, cache, started.attention, _CPU, config.scheduler.max_num_batched_tokens)
     peers.join()
     send(connection, Joined())
-    follow(connection, runner, decoder)
+    follow(connection, runner, decoder, adapters)
     return EXIT_DONE
 
 
