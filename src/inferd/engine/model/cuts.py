@@ -29,6 +29,10 @@ class Peers(Protocol):
         """The parts of all ranks of this stage, in their order. All have one shape."""
         ...
 
+    def collect(self, part: Tensor) -> list[Tensor]:
+        """In the first rank of this stage, the parts of all in their order; elsewhere its own. All have one shape."""
+        ...
+
     def receive(self, into: Tensor, rank: int) -> Tensor:
         """``into``, filled by what ``rank`` sends."""
         ...

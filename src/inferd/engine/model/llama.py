@@ -372,13 +372,13 @@ class LlamaDecoder:
         return self._head
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """With ranks, every rank of the first stage calls it with the same ``hidden``."""
+        """With ranks, every rank of the first stage calls it with the same ``hidden``; rank 0 has the logits."""
         logits = self.head(hidden, torch.float32)
         if self.share.tensor > 1:
             assert self._peers is not None
             width = -(-self.config.vocab_size // self.share.tensor)
-            padded = F.pad(logits, (0, width - logits.shape[1]))
-            logits = torch.cat(self._peers.gather(padded), dim=1)[:, : self.config.vocab_size]
+            padded = F.pad(logits, (0, width - logits.shape[1])) if logits.shape[1] < width else logits
+            logits = torch.cat(self._peers.collect(padded), dim=1)[:, : self.config.vocab_size]
         if self.config.logits_divisor != 1.0:
             logits = logits / self.config.logits_divisor
         if self.config.final_softcap is not None:

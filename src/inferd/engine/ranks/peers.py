@@ -63,6 +63,17 @@ class GlooPeers:
         self._meet(works)
         return parts
 
+    def collect(self, part: Tensor) -> list[Tensor]:
+        stage, count = self._stage, self._share.tensor
+        assert stage is not None, "join() was not called"
+        part = part.contiguous()
+        if self._share.place:
+            self._meet([stage.send([part], 0, 0)])  # type: ignore[attr-defined]
+            return [part]
+        parts = [part, *(torch.empty_like(part) for _ in range(count - 1))]
+        self._meet([stage.recv([parts[other]], other, 0) for other in range(1, count)])  # type: ignore[attr-defined]
+        return parts
+
     def send(self, tensor: Tensor, rank: int) -> None:
         self._meet([self._pairs[rank].send([tensor.contiguous()], int(rank > self._share.rank), 0)])  # type: ignore[attr-defined]
 
