@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import itertools
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from tests.adapters import write_adapter
+from tests.engine.test_engine import make_request, run
+from tests.worker.watching import Witness, children, is_running, next_output, outputs_of, text_of, worker_pid
 
-from inferd.config import ModelConfig, ParallelConfig, SchedulerConfig
+from inferd import clock
+from inferd.answer_form import AnswerForm, Regex
+from inferd.config import Config, KVCacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from inferd.engine.load import create_backend
-from inferd.engine.ranks.lead import Lead
-from inferd.llm import LLM
+from inferd.engine.ranks.lead import EXIT_RANK_LOST, Lead
+from inferd.events import Retried
 from inferd.registry.source import resolve
-from inferd.types import SamplingParams
+from inferd.router.router import Router
+from inferd.router.stream import open_stream
+from inferd.types import GenerateRequest, SamplingParams, TextPrompt
 from inferd.worker.log_lines import record_line
 
-PROMPTS = ["Once upon a time", "Once upon a time there was a", "The little dog", "1 + 1 ="] * 2
+PROMPTS = ["Once upon a time", "Once upon a time there was a", "The little dog", "1 + 1 ="]
+NAMES = (("a", 8), ("b", 24))  # of adapters, and their ranks
 
 
 def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -30,34 +45,59 @@ def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def answers(tensor: int, pipeline: int, **settings: Any) -> list[tuple[int, ...]]:
+def answers(tensor: int, pipeline: int, adapters: dict[str, str], **settings: Any) -> list[list[int]]:
+    """Tokens of requests for the base and two adapters, of which one is loaded later; two of them have a mask."""
+    first, second = adapters
     config = ModelConfig(
         source="demo",
         threads=1,
+        max_model_len=128,
         parallel=ParallelConfig(tensor=tensor, pipeline=pipeline),
         scheduler=SchedulerConfig(max_num_seqs=4),
+        kv_cache=KVCacheConfig(num_blocks=12),  # four answers of four blocks do not fit: some are preempted
+        adapters={first: adapters[first]},
         **settings,
     )
-    engine = create_backend("m", config, lambda *_: None)
-    if tensor * pipeline > 1:
-        state = engine.set_adapters({"a": "folder"})["a"]
-        assert state.failure is not None
-        assert "do not work with ranks yet" in state.failure.message
-    with LLM.over(engine) as llm:
-        found = llm.generate(PROMPTS, SamplingParams(max_tokens=40, temperature=0))
-    return [one.outputs[0].token_ids for one in found]
+    engine = create_backend("tiny", config, lambda *_: None)
+    try:
+        found = run(engine, *requests("before", ("", first)))
+        engine.set_adapters(adapters)
+        found += run(engine, *requests("beside", ("", second)))
+        engine.set_adapters({second: adapters[second]})
+        gc.collect()
+        found += run(engine, *requests("after", ("", second)))
+    finally:
+        engine.close()
+    return [answer.tokens() for answer in found]
 
 
-def test_processes_answer_as_one() -> None:
-    """Batches, the prefix cache and guessed tokens pass through the ranks."""
-    assert answers(2, 1) == answers(1, 1)
+def requests(name: str, adapters: Iterable[str]) -> Iterator[GenerateRequest]:
+    for index, (adapter, prompt) in enumerate(itertools.product(adapters, PROMPTS)):
+        form = AnswerForm(constraint=Regex(pattern="[a-h ]{20}", at="regex")) if index % 4 == 3 else AnswerForm()
+        request = make_request(f"{name} {index}", prompt, max_tokens=40)
+        yield msgspec.structs.replace(request, adapter=adapter, form=form)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: str(write_adapter(root / name, resolve("demo"), seed=rank, rank=rank)) for name, rank in NAMES}
+
+
+def test_processes_answer_as_one(adapters: dict[str, str]) -> None:
+    """Batches, preemption, the prefix cache, guessed tokens, masks and adapters pass through the ranks."""
+    expected = answers(1, 1, adapters)
+    assert answers(2, 1, adapters) == expected
+    assert expected[: len(PROMPTS)] != expected[len(PROMPTS) : 2 * len(PROMPTS)], "the adapter changes answers"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "float32"}])
 @pytest.mark.parametrize("layout", [(2, 1), (1, 2), (2, 2)])
-def test_every_layout_answers_as_one_process(layout: tuple[int, int], settings: dict[str, Any]) -> None:
-    assert answers(*layout, **settings) == answers(1, 1, **settings)
+def test_every_layout_answers_as_one_process(
+    layout: tuple[int, int], settings: dict[str, Any], adapters: dict[str, str]
+) -> None:
+    assert answers(*layout, adapters, **settings) == answers(1, 1, adapters, **settings)
 
 
 @pytest.fixture
@@ -83,3 +123,79 @@ def test_a_lost_rank_ends_the_group(
     (line,) = [record for record in caplog.records if "the replica ends with all its ranks" in record.message]
     assert record_line(line, "m/0"), "the worker's log takes the record"
     until(lambda: not Path(f"/proc/{made.pids[0]}/fd/0").exists())
+
+
+GROUP = Path(__file__).with_name("group.py")
+
+
+def ends_with_a_lost_rank(command: list[str], flag: Path) -> None:
+    process = subprocess.Popen([*command, str(flag)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        process.stdout.readline()  # the fault begins
+        ranks = children(process.pid)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == EXIT_RANK_LOST, said
+    assert "one hangs, or a connection is cut" in said
+    until(lambda: not any(is_running(pid) for pid in ranks))
+
+
+def test_a_rank_that_hangs_ends_the_group(tmp_path: Path) -> None:
+    ends_with_a_lost_rank([sys.executable, str(GROUP), "hang"], tmp_path / "flag")
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
+def test_a_cut_connection_ends_the_group(tmp_path: Path) -> None:
+    apart = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    ends_with_a_lost_rank([*apart, sys.executable, str(GROUP), "cut"], tmp_path / "flag")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_stream_goes_on_after_a_lost_rank(lost: int, number: signal.Signals) -> None:
+    """The answer goes on in a replica that was started anew, and no process of the lost group is left."""
+
+    def request(name: str) -> GenerateRequest:
+        return GenerateRequest(
+            id=name,
+            model="tiny",
+            prompt=TextPrompt(text="Once upon a time"),
+            sampling=SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True),
+            explicit=SamplingParams.__struct_fields__,
+            arrived_at=clock.now(),
+        )
+
+    async def scenario() -> None:
+        witness = Witness()
+        model = ModelConfig(source="demo", threads=1, resume_streams=True, parallel=ParallelConfig(tensor=2))
+        router = Router(Config(models={"tiny": model}), witness)
+        await router.start()
+        try:
+            whole = await outputs_of(open_stream(router, request("whole")))
+            stream = open_stream(router, request("broken"))
+            begun = [await next_output(stream)]
+            rank_0 = worker_pid(router)
+            group = [rank_0, *(pid for pid in children(rank_0) if "ranks.rank" in command_of(pid))]
+            assert len(group) == 2
+            began = time.monotonic()
+            os.kill(group[lost], number)
+            while any(is_running(pid) for pid in group):
+                assert time.monotonic() - began < 60, "a process of the group is left"
+                await asyncio.sleep(0.01)
+            print(f"rank {lost}, {number.name}: the group was gone after {time.monotonic() - began:.2f} s")
+            outputs = begun + await outputs_of(stream)
+        finally:
+            await router.stop()
+        assert text_of(outputs) == text_of(whole)
+        assert [event.kind for event in witness.events if isinstance(event, Retried)] == ["continuation"]
+        assert witness.count("ready") == 2
+
+    asyncio.run(scenario())
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

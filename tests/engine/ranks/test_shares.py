@@ -9,10 +9,13 @@ from types import ModuleType
 
 import pytest
 import torch
+from tests.adapters import ATTENTION, EVERY, write_adapter
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from inferd.checkpoints.adapter import read_adapter
 from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig
+from inferd.engine.adapters import load_adapter
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.engine.model.load import load_model
 from inferd.engine.model.share import ALONE, Share, check_layout
@@ -22,6 +25,7 @@ from inferd.engine.ranks.rank import cache_of, load_share
 from inferd.engine.runner import Runner
 from inferd.errors import ModelLoadError
 from inferd.native.attention import FlatBatch
+from inferd.native.low_rank import AdapterRows, LoadedAdapter
 from inferd.native.paged_attention import create_attention
 
 PROMPT = [3 + 7 * i % 90 for i in range(37)]
@@ -64,6 +68,7 @@ def answer_of(
     meet: Meeting | None = None,
     *,
     by_layers: bool = False,
+    adapter: Path | None = None,
 ) -> tuple[list[int], Tensor]:
     """Greedy tokens after the prompt, and the logits of all rows. Every rank calls it; those of rank 0 count.
 
@@ -71,11 +76,17 @@ def answer_of(
     """
     cache = cache_of(decoder, config, 8)
     runner = Runner(decoder, cache, "auto", CPU)
+    rows: list[LoadedAdapter] = []
+    if adapter is not None:
+        files = read_adapter(adapter, decoder.config)
+        rows = [load_adapter("a", files, decoder, CPU, b"a", Others(decoder.share))]  # type: ignore[arg-type]
     tokens, found, start = list(PROMPT), [], 0
     share = decoder.share
     with torch.inference_mode():
         for _ in range(ANSWER):
             batch = batch_of(tokens, start)
+            if rows:
+                batch.adapters = AdapterRows(rows, torch.arange(len(batch.token_ids), dtype=torch.int32) % 2 - 1)
             if by_layers:
                 hidden = decoder.forward(batch, create_attention("auto", cache, batch))
             else:
@@ -101,14 +112,24 @@ def answer_of(
     return tokens[len(PROMPT) :], torch.cat(found) if found else torch.empty(0)
 
 
-def alone(folder: Path, config: ModelConfig) -> tuple[list[int], Tensor]:
+class Others:
+    """The ranks beside one of a test, which load an adapter themselves."""
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+
+    def give(self, adapter: LoadedAdapter, pieces: object) -> None:
+        pass
+
+
+def alone(folder: Path, config: ModelConfig, adapter: Path | None = None) -> tuple[list[int], Tensor]:
     decoder = load_model(folder, dtype=config.dtype, device=CPU, quantization=config.quantization)
     assert isinstance(decoder, LlamaDecoder)
-    return answer_of(decoder, config)
+    return answer_of(decoder, config, adapter=adapter)
 
 
 def divided(
-    folder: Path, config: ModelConfig, *, by_layers: bool = False
+    folder: Path, config: ModelConfig, *, by_layers: bool = False, adapter: Path | None = None
 ) -> tuple[list[int], Tensor, list[LlamaDecoder]]:
     """What rank 0 finds, and the decoders of all ranks."""
     parallel, store, meet = config.parallel, HashStore(), Meeting(config.parallel.count)
@@ -116,7 +137,7 @@ def divided(
     def rank(number: int) -> tuple[tuple[list[int], Tensor], LlamaDecoder]:
         decoder, peers = load_share(folder, config, Share(number, parallel.tensor, parallel.pipeline), store)
         peers.join()
-        return answer_of(decoder, config, peers, meet, by_layers=by_layers), decoder
+        return answer_of(decoder, config, peers, meet, by_layers=by_layers, adapter=adapter), decoder
 
     with ThreadPoolExecutor(parallel.count) as pool:
         results = list(pool.map(rank, range(parallel.count)))
@@ -158,6 +179,38 @@ def test_ranks_compute_in_one_call_what_they_compute_layer_by_layer(
         found_ids, found, _ = divided(tmp_path, config, by_layers=True)
         assert found_ids == ids
         assert torch.equal(found, logits)
+
+
+FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "dtype"),
+    [
+        ("qwen3", EVERY, "float32"),
+        ("phi3", FUSED, "float32"),
+        ("mixtral", ATTENTION, "float32"),
+        ("qwen3", EVERY, "bfloat16"),
+    ],
+)
+def test_adapters_are_divided_as_the_products_that_they_change(
+    name: str, targets: tuple[str, ...], dtype: str, tmp_path: Path, families: ModuleType
+) -> None:
+    families.write_checkpoint(name, tmp_path / "base")
+    adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", targets=targets)
+    ids, logits = alone(tmp_path / "base", configured(1, 1, dtype=dtype), adapter)
+    _, base = alone(tmp_path / "base", configured(1, 1, dtype=dtype))
+    prompt, most = len(PROMPT), float(logits.abs().max())
+    assert float((base[:prompt] - logits[:prompt]).abs().max()) > 0.02 * most
+    for tensor, pipeline in LAYOUTS:
+        found_ids, found, _ = divided(tmp_path / "base", configured(tensor, pipeline, dtype=dtype), adapter=adapter)
+        if tensor == 1:
+            assert torch.equal(found, logits)
+        elif dtype == "float32":
+            assert found_ids == ids
+            assert float((found - logits).abs().max()) <= 1e-5 * most
+        else:
+            assert float((found[:prompt] - logits[:prompt]).abs().max()) <= 0.02 * most
 
 
 @pytest.mark.soak
