@@ -6,9 +6,11 @@ Quantised checkpoints are read under the same names: ``lend("x.weight")`` gives 
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -170,15 +172,15 @@ class Weights:
         known = [layout for layout in held if layout is not None and self._keeps(layout)]
         if len(known) != len(parts) or len({(layout.bits, layout.num_groups) for layout in known}) != 1:
             return None
-        for layout, (_, rows) in zip(known, parts, strict=True):
-            one = self._read_layout(layout, (rows, width))
+        for layout, (name, rows) in zip(known, parts, strict=True):
+            one = self._read_layout(layout, f"{name}.weight", (rows, width))
             if isinstance(one, Tensor) or (found and not one.is_ordered_like(found[0])):
                 return None
             found.append(one)
-        for layout in known:
-            self._count(layout, layout.held_bytes)
+        for layout, (_, rows) in zip(known, parts, strict=True):
+            self._count(layout, layout.held_bytes * rows * width // (layout.out_features * layout.in_features))
             group = "" if layout.num_groups == 1 else f"/{layout.in_features // layout.num_groups}"
-            self._forms[f"int{layout.bits}{group}"] += layout.out_features * layout.in_features
+            self._forms[f"int{layout.bits}{group}"] += rows * width
         return found
 
     def _keeps(self, layout: Layout) -> bool:
@@ -195,19 +197,35 @@ class Weights:
         layout = self._layouts.get(self._stored(name).removesuffix(".weight")) if name.endswith(".weight") else None
         if layout is None:
             return self._raw(name, shape)
-        found = self._read_layout(layout, shape)
-        self._count(layout, layout.out_features * layout.in_features * self.dtype.itemsize)
+        found = self._read_layout(layout, name, shape)
+        self._count(layout, math.prod(shape) * self.dtype.itemsize)
         return found.dense().to(self.dtype) if isinstance(found, QuantizedWeight) else found
 
-    def _read_layout(self, layout: Layout, shape: tuple[int, ...]) -> QuantizedWeight | Tensor:
-        if (layout.out_features, layout.in_features) != shape:
-            raise ModelLoadError(
-                f"{self.folder}: the quantised weight {layout.name!r} ({layout.kind}) is "
-                f"{[layout.out_features, layout.in_features]}, but config.json asks for {list(shape)}."
-            )
+    def _read_layout(self, layout: Layout, name: str, shape: tuple[int, ...]) -> QuantizedWeight | Tensor:
+        """``name``: which the weight is asked for with; ``shape``: of the part that is read."""
+        if self._cut is None:
+            self._check_shape(layout, (layout.out_features, layout.in_features), shape)
         if layout.is_integer:
-            return read_integers(layout, self._zero_offset, self._part, str(self.folder))
-        return read_fp8(layout, self._part, str(self.folder))
+            found = read_integers(layout, self._zero_offset, self._part, str(self.folder))
+        else:
+            found = read_fp8(layout, self._part, str(self.folder))
+        if self._cut is None:
+            return found
+        part = found.cut(partial(self._cut, name)) if isinstance(found, QuantizedWeight) else self._cut(name, found)
+        self._check_shape(layout, part.values.shape if isinstance(part, QuantizedWeight) else part.shape, shape)
+        return part
+
+    def _check_shape(self, layout: Layout, found: Sequence[int], shape: Sequence[int]) -> None:
+        if tuple(found) != tuple(shape):
+            raise ModelLoadError(
+                f"{self.folder}: the quantised weight {layout.name!r} ({layout.kind}) is {list(found)}, but "
+                f"config.json asks for {list(shape)}."
+            )
+
+    @property
+    def quantised(self) -> Iterable[Layout]:
+        """The products whose weights are stored quantised."""
+        return self._layouts.values()
 
     def _part(self, name: str) -> Tensor:
         return self._where[name].tensor(name)

@@ -215,12 +215,8 @@ def _ranks(config: ModelConfig, folder: Path, device: torch.device) -> Lead | No
     """The other ranks of the replica, which begin to load; None: there are none. Raises ModelLoadError."""
     if config.parallel.count == 1:
         return None
-    source = Source(folder / "config.json")
-    check_layout(
-        msgspec.structs.replace(config, device=device.type),
-        read_config(source),
-        is_quantised=source.quantization is not None,
-    )
+    dims = read_config(Source(folder / "config.json"))
+    check_layout(msgspec.structs.replace(config, device=device.type), dims)
     from inferd.engine.ranks.lead import Lead  # torch.distributed, which other replicas do not need
 
     return Lead(config, folder, torch.get_num_threads())

@@ -109,7 +109,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     weights_bytes = weight_bytes(folder, source, dims, itemsize, config.quantization)
     draft_weights, draft_per_token = _draft(config)
     weights_bytes += draft_weights + adapters_bytes(config, _adapters(config, dims, itemsize))
-    check_layout(config, dims, is_quantised=source.quantization is not None)
+    check_layout(config, dims)
     runtime = config.parallel.count * runtime_bytes()
     beside = free - weights_bytes - runtime
     if beside <= 0:

@@ -304,12 +304,44 @@ def test_what_does_not_work_with_ranks_is_refused(
     assert said in refused.value.message
 
 
-def test_quantised_checkpoints_are_divided_by_layers_only(tmp_path: Path, families: ModuleType) -> None:
-    families.write_checkpoint("qwen3", tmp_path)
-    dims = load_model(tmp_path, dtype="float32", device=CPU).config
-    check_layout(configured(1, 3), dims, is_quantised=True)
-    with pytest.raises(ModelLoadError, match="only numbers are divided so far"):
-        check_layout(configured(2, 1), dims, is_quantised=True)
+WRITTEN = Path(__file__).parents[2] / "checkpoints" / "stored" / "written"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "autoawq-gemm",
+        "gptqmodel-gptq8-asym",
+        "llmcompressor-fp8",
+        "llmcompressor-pack4-asym",
+        "llmcompressor-w8a8-static",
+    ],
+)
+def test_quantised_checkpoints_are_divided(name: str) -> None:
+    """Their integers stay as they are. An activation's scale is of a group, or of a rank's part of the inputs."""
+    folder = WRITTEN / name
+    ids, logits = alone(folder, configured(1, 1))
+    found_ids, found, decoders = divided(folder, configured(2, 1))
+    whole = load_model(folder, dtype="float32", device=CPU)
+    assert {decoder.quantization for decoder in decoders} == {whole.quantization}
+    assert sum(decoder.weights_bytes for decoder in decoders) < 1.2 * whole.weights_bytes
+    prompt, most = len(PROMPT), float(logits.abs().max())
+    apart = float((found[:prompt] - logits[:prompt]).abs().max()) / most
+    if name == "llmcompressor-w8a8-static":
+        assert apart < 0.05
+    else:
+        assert found_ids == ids
+        assert apart <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [("gptqmodel-gptq4-act-order", 2, "has its inputs in act-order"), ("autoawq-gemm", 4, "groups of inputs")],
+)
+def test_groups_that_ranks_would_share_are_refused(name: str, tensor: int, said: str) -> None:
+    with pytest.raises(ModelLoadError, match=said) as refused:
+        load_share(WRITTEN / name, configured(tensor, 1), Share(0, tensor, 1), HashStore())
+    assert refused.value.param == "parallel"
 
 
 def test_one_rank_alone_is_the_whole_model() -> None:

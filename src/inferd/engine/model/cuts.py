@@ -15,7 +15,10 @@ from torch import Tensor
 
 from inferd.checkpoints.adapter import GATE_UP, QKV, Pair, places
 from inferd.checkpoints.decoder_config import DecoderConfig
+from inferd.checkpoints.stored.layout import Layout
+from inferd.checkpoints.weights import Weights
 from inferd.engine.model.share import Share
+from inferd.errors import ModelLoadError
 
 
 class Peers(Protocol):
@@ -70,7 +73,7 @@ def cuts(share: Share, whole: DecoderConfig) -> Callable[[str, Tensor], Tensor] 
                 return own(tensor)
             case "k_proj" | "v_proj":
                 return of_heads(tensor)
-            case "o_proj" | "down_proj" | "w2":
+            case "o_proj" | "down_proj" | "w2":  # _BY_INPUTS
                 return own(tensor, 1) if kind == "weight" else tensor
             case "qkv_proj":
                 sizes = [whole.num_heads * dim, whole.num_kv_heads * dim, whole.num_kv_heads * dim]
@@ -84,6 +87,34 @@ def cuts(share: Share, whole: DecoderConfig) -> Callable[[str, Tensor], Tensor] 
         return tensor
 
     return cut
+
+
+_BY_INPUTS = ("o_proj", "down_proj", "w2")
+
+
+def check_groups(share: Share, weights: Weights) -> None:
+    """Raises ModelLoadError where a group of inputs, which shares a scale, would lie in two ranks."""
+    for layout in weights.quantised:
+        if share.tensor == 1 or not layout.name.endswith(_BY_INPUTS) or not layout.is_integer:
+            continue
+        problem = ""
+        if layout.has_order and not _is_ordered(layout, weights):
+            problem = "has its inputs in act-order"
+        elif layout.num_groups > 1 and layout.num_groups % share.tensor:
+            problem = f"has {layout.num_groups} groups of inputs"
+        if problem:
+            raise ModelLoadError(
+                f"parallel.tensor is {share.tensor}, but the quantised weight {layout.name!r} {problem}, which cannot "
+                "be divided by it. Take pipeline instead, or the checkpoint's numbers with quantization: int8 or int4.",
+                param="parallel",
+            )
+
+
+def _is_ordered(layout: Layout, weights: Weights) -> bool:
+    """Whether each group is a run of inputs."""
+    part = next(part for part in layout.parts if part.endswith("g_idx"))
+    groups = weights.stored(layout.tensor(part))
+    return bool((groups[1:] >= groups[:-1]).all())
 
 
 @dataclass(frozen=True, slots=True)

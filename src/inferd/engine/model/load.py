@@ -17,7 +17,7 @@ from inferd.checkpoints.safetensors import weight_files
 from inferd.checkpoints.weight_cache import WeightCache
 from inferd.checkpoints.weight_cache import folder as cache_folder
 from inferd.checkpoints.weights import Weights
-from inferd.engine.model.cuts import Peers, cuts
+from inferd.engine.model.cuts import Peers, check_groups, cuts
 from inferd.engine.model.gpt import GPTDecoder
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.engine.model.share import ALONE, Share
@@ -88,6 +88,7 @@ def load_model(
         weight_cache=weight_cache,
         cut=cuts(share, config),
     )
+    check_groups(share, weights)
     _find_prefix(weights, architecture)
     longest = min(num_positions or config.max_position_embeddings, config.max_position_embeddings)
     decoder: Decoder

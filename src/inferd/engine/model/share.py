@@ -103,11 +103,8 @@ class Share:
 ALONE = Share()
 
 
-def check_layout(config: ModelConfig, dims: DecoderConfig, *, is_quantised: bool = False) -> None:
-    """Raises ModelLoadError, with the remedy, where the model cannot be divided as ``config.parallel`` says.
-
-    ``is_quantised``: the checkpoint's weights are stored as integers or 8-bit floats.
-    """
+def check_layout(config: ModelConfig, dims: DecoderConfig) -> None:
+    """Raises ModelLoadError, with the remedy, where the model cannot be divided as ``config.parallel`` says."""
     tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
     if tensor * pipeline == 1:
         return
@@ -134,12 +131,6 @@ def check_layout(config: ModelConfig, dims: DecoderConfig, *, is_quantised: bool
     if FAMILIES[dims.architecture].qk_norm == "full":
         raise refused(
             "tensor", f"{dims.architecture} norms all heads together, which one rank cannot. Take pipeline instead."
-        )
-    if is_quantised:
-        raise refused(
-            "tensor",
-            "the checkpoint's weights are quantised, and only numbers are divided so far. Take pipeline instead, or "
-            "the checkpoint's numbers with quantization: int8 or int4.",
         )
 
 
