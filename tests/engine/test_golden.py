@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferd.config import KVCacheConfig, ModelConfig
+from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig
 from inferd.engine.load import create_backend
 from inferd.types import GenerateRequest, SamplingParams, TokenPrompt
 
@@ -18,7 +18,17 @@ MODELS = ["llm-stories260k", "llm-tinystories-656k", "llm-babyllama-char105", "l
 
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_answers_equal_the_golden_ones(name: str, shared_data: Path) -> None:
-    folder = shared_data / name
+    check_answers(name, shared_data / name, ParallelConfig())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("name", [name for name in MODELS if "neo" not in name])
+def test_ranks_give_the_golden_answers(name: str, layout: tuple[int, int], shared_data: Path) -> None:
+    check_answers(name, shared_data / name, ParallelConfig(tensor=layout[0], pipeline=layout[1]))
+
+
+def check_answers(name: str, folder: Path, parallel: ParallelConfig) -> None:
     engine = create_backend(
         name,
         ModelConfig(
@@ -27,6 +37,7 @@ def test_greedy_answers_equal_the_golden_ones(name: str, shared_data: Path) -> N
             threads=1,
             use_generation_config=False,
             kv_cache=KVCacheConfig(num_blocks=200),
+            parallel=parallel,
         ),
         lambda phase, done, total: None,
     )
@@ -42,6 +53,7 @@ def test_greedy_answers_equal_the_golden_ones(name: str, shared_data: Path) -> N
     while engine.due(0.0) is not None:
         for output in engine.step(0.0)[0]:
             answers[output.request_id] += [t for delta in output.deltas for t in delta.token_ids]
+    engine.close()
     for i, case in enumerate(cases):
         got, wanted, scores = answers[str(i)], case["output_ids"], case["top3_logprobs"]
         for step, (ours, theirs) in enumerate(zip(got, wanted, strict=False)):

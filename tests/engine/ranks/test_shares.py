@@ -219,6 +219,26 @@ def test_other_divided_families_answer_as_one_process(name: str, tmp_path: Path,
     check_family(name, tmp_path, families)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("name", EVERYDAY + OTHERS)
+def test_integers_of_every_family_are_divided(
+    name: str, quantization: str, tmp_path: Path, families: ModuleType
+) -> None:
+    """Stages change no bit. Parts of a layer are rounded for themselves, and are no further from the numbers."""
+    families.write_checkpoint(name, tmp_path)
+    prompt = len(PROMPT)
+    numbers = alone(tmp_path, configured(1, 1))[1][:prompt]
+    ids, logits = alone(tmp_path, configured(1, 1, quantization=quantization))
+    for tensor, pipeline in LAYOUTS:
+        found_ids, found, _ = divided(tmp_path, configured(tensor, pipeline, quantization=quantization))
+        if tensor == 1:
+            assert found_ids == ids
+            assert torch.equal(found, logits)
+        else:
+            assert float((found[:prompt] - numbers).norm()) <= 1.3 * float((logits[:prompt] - numbers).norm())
+
+
 @pytest.mark.soak  # gloo takes up to ten seconds to connect more than three
 def test_more_ranks_than_key_value_heads_have_copies_of_them(tmp_path: Path, families: ModuleType) -> None:
     families.write_checkpoint("qwen3", tmp_path)  # 4 heads, 2 key-value heads

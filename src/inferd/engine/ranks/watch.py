@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 
@@ -11,10 +12,10 @@ STILL_LOOKS = 5  # in a row at which no rank works, until the group counts as lo
 STILL_S = 0.002  # of processor time between two looks: a rank that only looks takes less
 
 
-def _state(pid: int) -> bytes:
-    """The letter of the process's state in proc(5); empty where the system does not tell."""
+def _state(path: str) -> bytes:
+    """The letter of a process's or a thread's state in proc(5); empty where the system does not tell."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"{path}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
         return b""
@@ -22,15 +23,23 @@ def _state(pid: int) -> bytes:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal stopped the process (SIGSTOP, SIGTSTP); False where the system does not tell."""
-    return _state(pid) == b"T"
+    return _state(f"/proc/{pid}") == b"T"
 
 
 def _worked_s(pid: int) -> float | None:
-    """Processor time that the process has used; None where the system does not tell, or it waits for a disk."""
+    """Processor time that the process has used; None where the system does not tell."""
     try:
-        return None if _state(pid) in (b"D", b"") else time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3)
+        return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3)
     except OSError:
         return None
+
+
+def _is_asleep(pid: int) -> bool:
+    """Whether all threads of the process wait, and none of them for a processor or a disk."""
+    try:
+        return all(_state(f"/proc/{pid}/task/{thread}") == b"S" for thread in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return False
 
 
 class Stopped:
@@ -50,7 +59,7 @@ class Stopped:
 class Stillness:
     """Counts the looks at which rank 0 waited in one meeting and no other rank worked: one hangs, or a link is cut.
 
-    A rank that computes uses the processor, and so does a transfer, so a long step is no stillness.
+    A rank that computes uses the processor or waits for one, and so does a transfer: a long step is no stillness.
     """
 
     __slots__ = ("_count", "_meeting", "_pids", "_worked")
@@ -68,6 +77,7 @@ class Stillness:
         is_still = meeting is not None and meeting == self._meeting
         for was, is_now in zip(before, self._worked, strict=True):
             is_still = is_still and was is not None and is_now is not None and is_now - was < STILL_S
+        is_still = is_still and all(_is_asleep(pid) for pid in self._pids)
         self._meeting = meeting
         self._count = self._count + 1 if is_still else 0
         return self._count >= STILL_LOOKS
