@@ -27,6 +27,7 @@ from inferd.answer_form import AnswerForm, Regex
 from inferd.config import Config, KVCacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from inferd.engine.load import create_backend
 from inferd.engine.ranks.lead import EXIT_RANK_LOST, Lead
+from inferd.engine.ranks.watch import STILL_LOOKS, Stillness
 from inferd.events import Retried
 from inferd.registry.source import resolve
 from inferd.router.router import Router
@@ -123,6 +124,34 @@ def test_a_lost_rank_ends_the_group(
     (line,) = [record for record in caplog.records if "the replica ends with all its ranks" in record.message]
     assert record_line(line, "m/0"), "the worker's log takes the record"
     until(lambda: not Path(f"/proc/{made.pids[0]}/fd/0").exists())
+
+
+@pytest.mark.parametrize(
+    ("does", "meetings", "is_lost"),
+    [
+        ("time.sleep(600)", itertools.repeat(7), True),
+        ("time.sleep(600)", itertools.count(), False),  # rank 0 goes from sum to sum
+        ("time.sleep(600)", itertools.repeat(None), False),  # rank 0 waits for no rank
+        ("[None for _ in iter(int, 1)]", itertools.repeat(7), False),  # a long step
+    ],
+)
+def test_a_group_is_lost_when_no_rank_works_on_what_rank_0_waits_for(
+    does: str, meetings: Iterator[int | None], is_lost: bool
+) -> None:
+    code = f"import time; print(flush=True); {does}"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            stillness = Stillness([process.pid])
+            if is_lost:
+                until(lambda: stillness.is_lost(next(meetings)))
+            else:
+                for _ in range(2 * STILL_LOOKS):
+                    time.sleep(0.02)
+                    assert not stillness.is_lost(next(meetings))
+        finally:
+            process.kill()
 
 
 GROUP = Path(__file__).with_name("group.py")
