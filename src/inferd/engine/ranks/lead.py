@@ -83,6 +83,7 @@ class Lead:
         self.share = Share(0, config.parallel.tensor, config.parallel.pipeline)
         self._end = end
         self._is_leaving = threading.Event()
+        self._losing = threading.Lock()
         self._folder = Path(tempfile.mkdtemp(prefix="inferd-ranks-"))  # readable by this user alone
         store = str(self._folder / "store")
         self.peers = GlooPeers(self.share, FileStore(store, self.share.count), config.hang_timeout_s)
@@ -240,15 +241,18 @@ class Lead:
                 self._lose("no rank works on the step that rank 0 waits for: one hangs, or a connection is cut")
 
     def _lose(self, why: str, error: Exception | None = None) -> None:
-        if self._is_leaving.is_set():
-            return
-        self._is_leaving.set()
-        try:
-            _log.critical("%s; the replica ends with all its ranks", why, exc_info=error)
-            self._kill()
-            shutil.rmtree(self._folder, ignore_errors=True)
-        finally:  # whatever fails above, a group without one of its ranks must not stay
-            self._end()
+        # A second thread that sees the loss waits for the end: an error that it raised would be an answer to requests,
+        # which another replica, or this one when it is back, can still serve.
+        with self._losing:
+            if self._is_leaving.is_set():
+                return
+            self._is_leaving.set()
+            try:
+                _log.critical("%s; the replica ends with all its ranks", why, exc_info=error)
+                self._kill()
+                shutil.rmtree(self._folder, ignore_errors=True)
+            finally:  # whatever fails above, a group without one of its ranks must not stay
+                self._end()
 
     def _kill(self) -> None:
         for process in self._processes:
