@@ -79,11 +79,11 @@ class Runner:
 
     def compute(self, batch: FlatBatch) -> Tensor:
         """Hidden states [T, H] of the batch's rows."""
-        if self._native is not None and compiled.is_on() and (batch.adapters is None or batch.adapters.is_native):
-            return self._native.forward(batch)
-        if self._on_device is not None:
-            return self._on_device.compute(batch)
         with nullcontext() if self._ranks is None else self._ranks.together():
+            if self._native is not None and compiled.is_on() and (batch.adapters is None or batch.adapters.is_native):
+                return self._native.forward(batch)
+            if self._on_device is not None:
+                return self._on_device.compute(batch)
             return self.decoder.forward(batch, create_attention(self.attention_kind, self.cache, batch))
 
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:

@@ -220,7 +220,7 @@ def test_a_stream_goes_on_after_a_lost_rank(lost: int, number: signal.Signals) -
             outputs = begun + await outputs_of(stream)
         finally:
             await router.stop()
-        assert text_of(outputs) == text_of(whole)
+        assert text_of(outputs) == text_of(whole), outputs[-1].end
         assert [event.kind for event in witness.events if isinstance(event, Retried)] == ["continuation"]
         assert witness.count("ready") == 2
 
