@@ -171,8 +171,8 @@ def prefixes(tenant: str, text: bytes) -> list[int]:
     """The keys of a text's prefixes of whole chunks, the shortest first; equal in every process."""
     keys: list[int] = []
     digest = _beginning(tenant).copy()
-    begin = 0
-    for end in ENDS[: bisect_right(ENDS, len(text))]:
+    begin, num_chunks = 0, bisect_right(ENDS, len(text))
+    for end in ENDS[:num_chunks]:
         digest.update(text[begin:end])
         keys.append(int.from_bytes(digest.copy().digest()))
         begin = end
