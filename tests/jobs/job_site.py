@@ -184,11 +184,14 @@ class Site:
         await server.store.add_batch(batch)
         return batch
 
+    def content(self, name: str) -> Path:
+        """Where a file is kept."""
+        return self._folder / "jobs" / "files" / name
+
     def results(self, batch: Batch) -> tuple[bytes, bytes]:
         """The files of results."""
         ids = (batch.output_file_id, batch.error_file_id)
-        files = self._folder / "jobs" / "files"
-        output, errors = [b"" if name is None else (files / name).read_bytes() for name in ids]
+        output, errors = [b"" if name is None else self.content(name).read_bytes() for name in ids]
         return output, errors
 
     def left(self) -> list[str]:

@@ -304,6 +304,22 @@ async def test_a_resumed_batch_asks_again_what_was_in_a_file_that_its_client_has
             await server.store.resume(TENANT, other.id)
 
 
+@in_loop
+async def test_a_resumed_batch_asks_again_what_is_damaged_in_its_former_results(site: Site) -> None:
+    async with site.server() as server:
+        batch = await site.add(server, lines(8))
+        before = await cancelled_after(server, batch, 4)
+        assert before.output_file_id is not None
+        path = site.content(before.output_file_id)
+        first, second, *others = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join((first, second[: len(second) // 2] + b"\n", *others)))
+        await server.store.resume(TENANT, batch.id)
+        asked = server.sender.asked.copy()
+        found = await server.work()
+        assert ids_of(site.results(found)[0]) == [f"r{number}" for number in range(8)]
+        assert sum((server.sender.asked - asked).values()) == 4 + 1
+
+
 class FullDisk(Disk):
     """Has no room, or fails, while ``error`` is set."""
 

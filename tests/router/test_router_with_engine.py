@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import write_tiny_model
-from tests.worker.watching import Witness, next_output, outputs_of, text_of, until, worker_pid
+from tests.worker.watching import Witness, interrupted, outputs_of, text_of, until, worker_pid
 
 from inferd import clock
 from inferd.config import Config, ModelConfig
@@ -72,35 +72,15 @@ def test_a_stream_goes_on_token_by_token_after_its_worker_was_killed(tmp_path: P
     tiny_model = write_tiny_model(tmp_path, max_positions=4096)  # so that the answer is not over before the kill
     sampling = SamplingParams(temperature=temperature, seed=11, max_tokens=1000, ignore_eos=True)
 
-    def request(name: str) -> GenerateRequest:
-        return GenerateRequest(
-            id=name,
-            model="tiny",
-            prompt=TextPrompt(text="Once upon a time"),
-            sampling=sampling,
-            explicit=SamplingParams.__struct_fields__,
-            arrived_at=clock.now(),
-        )
+    async def kill(worker: int) -> None:
+        os.kill(worker, signal.SIGKILL)
 
-    async def scenario() -> None:
-        witness = Witness()
-        model = ModelConfig(source=str(tiny_model), resume_streams=True)
-        router = Router(Config(models={"tiny": model}), witness)
-        await router.start()
-        try:
-            whole = await outputs_of(open_stream(router, request("whole")))
-            stream = open_stream(router, request("broken"))
-            begun = [await next_output(stream)]
-            os.kill(worker_pid(router), signal.SIGKILL)
-            outputs = begun + await outputs_of(stream)
-        finally:
-            await router.stop()
-        assert [tokens_of(outputs), text_of(outputs)] == [tokens_of(whole), text_of(whole)]
-        assert [event.kind for event in witness.events if isinstance(event, Retried)] == ["continuation"]
-        assert [event.usage.completion_tokens for event in witness.ended()] == [1000, 1000]
-        assert len([output for output in outputs if output.prompt is not None]) == 1
-
-    asyncio.run(scenario())
+    model = ModelConfig(source=str(tiny_model), resume_streams=True)
+    whole, outputs, witness = asyncio.run(interrupted(model, sampling, kill))
+    assert [tokens_of(outputs), text_of(outputs)] == [tokens_of(whole), text_of(whole)]
+    assert [event.kind for event in witness.events if isinstance(event, Retried)] == ["continuation"]
+    assert [event.usage.completion_tokens for event in witness.ended()] == [1000, 1000]
+    assert len([output for output in outputs if output.prompt is not None]) == 1
 
 
 def tokens_of(outputs: list[Output]) -> list[int]:

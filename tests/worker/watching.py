@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from inferd.events import Event, ReplicaChanged, RequestEnded
 from inferd.router.replicas.loading import Plan
 from inferd.router.replicas.replica import LocalReplica
 from inferd.router.router import Router
-from inferd.router.stream import Stream
+from inferd.router.stream import Stream, open_stream
 from inferd.types import GenerateRequest, Output, SamplingParams, TextPrompt
 from inferd.worker.supervisor import Patience
 
@@ -105,6 +105,43 @@ class Witness:
 
     def count(self, state: str) -> int:
         return self.states().count(state)
+
+
+class Interrupted(NamedTuple):
+    """An answer that nothing interrupted, and the same one that something did; both of a router of its own."""
+
+    whole: list[Output]
+    outputs: list[Output]
+    witness: Witness
+
+
+async def interrupted(
+    model: ModelConfig, sampling: SamplingParams, interrupt: Callable[[int], Awaitable[None]]
+) -> Interrupted:
+    """``interrupt`` is called with the worker's process after the second answer's first output."""
+
+    def request(name: str) -> GenerateRequest:
+        return GenerateRequest(
+            id=name,
+            model="tiny",
+            prompt=TextPrompt(text="Once upon a time"),
+            sampling=sampling,
+            explicit=SamplingParams.__struct_fields__,
+            arrived_at=clock.now(),
+        )
+
+    witness = Witness()
+    router = Router(Config(models={"tiny": model}), witness)
+    await router.start()
+    try:
+        whole = await outputs_of(open_stream(router, request("whole")))
+        stream = open_stream(router, request("broken"))
+        outputs = [await next_output(stream)]
+        await interrupt(worker_pid(router))
+        outputs += await outputs_of(stream)
+    finally:
+        await router.stop()
+    return Interrupted(whole, outputs, witness)
 
 
 class Bytes(NamedTuple):

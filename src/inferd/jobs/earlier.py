@@ -1,12 +1,14 @@
 """The answers of a batch before it was resumed: read once more from its former files of results, beside its input.
 
 Both files have their lines in the order of the input, so each is read once, from its begin to its end. A line is found
-by its id, which the batch and the number of the input's line give. Reads block, and raise OSError.
+by its id, which the batch and the number of the input's line give. A line of results that cannot be read, in a file
+that was damaged, counts as absent. Reads block, and raise OSError.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import BinaryIO, Final, NamedTuple
 
@@ -14,6 +16,8 @@ import msgspec
 
 from inferd.jobs.folder import Kind
 from inferd.jobs.results import EARLY, request_id
+
+_log = logging.getLogger("inferd.jobs")
 
 _ENDED: Final = frozenset(code for code, _ in EARLY.values())
 
@@ -93,5 +97,9 @@ class Earlier:
 
 
 def _read(file: BinaryIO) -> tuple[bytes, _Read] | None:
-    line = file.readline()
-    return (line, _decoder.decode(line)) if line else None
+    while line := file.readline():
+        try:
+            return line, _decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            _log.warning("a result of a resumed batch is damaged (%s); its request is asked again", error)
+    return None

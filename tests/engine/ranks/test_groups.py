@@ -20,19 +20,16 @@ import msgspec
 import pytest
 from tests.adapters import write_adapter
 from tests.engine.test_engine import make_request, run
-from tests.worker.watching import Witness, children, is_running, next_output, outputs_of, text_of, worker_pid
+from tests.worker.watching import children, interrupted, is_running, text_of
 
-from inferd import clock
 from inferd.answer_form import AnswerForm, Regex
-from inferd.config import Config, KVCacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from inferd.engine.load import create_backend
 from inferd.engine.ranks.lead import EXIT_RANK_LOST, Lead
 from inferd.engine.ranks.watch import STILL_LOOKS, Stillness
 from inferd.events import Retried
 from inferd.registry.source import resolve
-from inferd.router.router import Router
-from inferd.router.stream import open_stream
-from inferd.types import GenerateRequest, SamplingParams, TextPrompt
+from inferd.types import GenerateRequest, SamplingParams
 from inferd.worker.log_lines import record_line
 
 PROMPTS = ["Once upon a time", "Once upon a time there was a", "The little dog", "1 + 1 ="]
@@ -196,42 +193,22 @@ def test_a_cut_connection_ends_the_group(tmp_path: Path) -> None:
 def test_a_stream_goes_on_after_a_lost_rank(lost: int, number: signal.Signals) -> None:
     """The answer goes on in a replica that was started anew, and no process of the lost group is left."""
 
-    def request(name: str) -> GenerateRequest:
-        return GenerateRequest(
-            id=name,
-            model="tiny",
-            prompt=TextPrompt(text="Once upon a time"),
-            sampling=SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True),
-            explicit=SamplingParams.__struct_fields__,
-            arrived_at=clock.now(),
-        )
+    async def lose(rank_0: int) -> None:
+        group = [rank_0, *(pid for pid in children(rank_0) if "ranks.rank" in command_of(pid))]
+        assert len(group) == 2
+        began = time.monotonic()
+        os.kill(group[lost], number)
+        while any(is_running(pid) for pid in group):
+            assert time.monotonic() - began < 60, "a process of the group is left"
+            await asyncio.sleep(0.01)
+        print(f"rank {lost}, {number.name}: the group was gone after {time.monotonic() - began:.2f} s")
 
-    async def scenario() -> None:
-        witness = Witness()
-        model = ModelConfig(source="demo", threads=1, resume_streams=True, parallel=ParallelConfig(tensor=2))
-        router = Router(Config(models={"tiny": model}), witness)
-        await router.start()
-        try:
-            whole = await outputs_of(open_stream(router, request("whole")))
-            stream = open_stream(router, request("broken"))
-            begun = [await next_output(stream)]
-            rank_0 = worker_pid(router)
-            group = [rank_0, *(pid for pid in children(rank_0) if "ranks.rank" in command_of(pid))]
-            assert len(group) == 2
-            began = time.monotonic()
-            os.kill(group[lost], number)
-            while any(is_running(pid) for pid in group):
-                assert time.monotonic() - began < 60, "a process of the group is left"
-                await asyncio.sleep(0.01)
-            print(f"rank {lost}, {number.name}: the group was gone after {time.monotonic() - began:.2f} s")
-            outputs = begun + await outputs_of(stream)
-        finally:
-            await router.stop()
-        assert text_of(outputs) == text_of(whole), outputs[-1].end
-        assert [event.kind for event in witness.events if isinstance(event, Retried)] == ["continuation"]
-        assert witness.count("ready") == 2
-
-    asyncio.run(scenario())
+    model = ModelConfig(source="demo", threads=1, resume_streams=True, parallel=ParallelConfig(tensor=2))
+    sampling = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+    whole, outputs, witness = asyncio.run(interrupted(model, sampling, lose))
+    assert text_of(outputs) == text_of(whole), outputs[-1].end
+    assert [event.kind for event in witness.events if isinstance(event, Retried)] == ["continuation"]
+    assert witness.count("ready") == 2
 
 
 def command_of(pid: int) -> str:
