@@ -92,14 +92,16 @@ struct StepRows {
     int64_t num_output_rows;     // < 0: all are needed
     AdapterRows adapters = {};
     // Of a decoder that is divided among ranks; else null.
-    float* partial = nullptr;  // [rows, hidden] this rank's part of a sum
-    void* summed = nullptr;    // [rows, hidden] the sum
+    void* partial = nullptr;  // this rank's part of a sum, float [rows, hidden]; or of a product's inputs or outputs
+    void* whole = nullptr;    // what all ranks have together: [rows, hidden], or a product's inputs
 };
 
 class Decoder {
   public:
-    // Called with a number of rows: adds the parts of all ranks (StepRows::partial) into StepRows::summed.
-    using Sum = std::function<void(int64_t)>;
+    // Called with a step and a number of rows: adds the parts of all ranks (StepRows::partial) into StepRows::whole.
+    using Sum = std::function<void(const Kernels&, const StepRows&, int64_t rows, int threads)>;
+    // Called with a step and this rank's part [rows, row_bytes]: puts those of all ranks side by side into StepRows::whole.
+    using Concat = std::function<void(const StepRows&, const void* part, int64_t rows, int64_t row_bytes)>;
 
     // embedding: [vocabulary, hidden]; null: forward is given the rows themselves. norm: the last one; null: a step ends with the
     // branch and the residual, for the next stage. sum: null where no product is divided.
@@ -113,8 +115,21 @@ class Decoder {
         layers_.push_back(layer);
     }
 
+    // Divides the second products of attention and of feed-forward by outputs instead of inputs, among so many ranks. Their inputs
+    // are then put together before them and their outputs behind them, so each output is computed as in one process.
+    void divide_by_outputs(int64_t ranks, Concat concat) { ranks_ = ranks, concat_ = std::move(concat); }
+
+    // Computes in the memory of another decoder of this shape, whose steps are never computed at the same time.
+    void borrow(Decoder& lender) { lender_ = &lender; }
+
     // Reserves memory for steps of so many rows; a larger step allocates more.
     void reserve(int64_t rows) {
+        if (lender_ != nullptr) {
+            lender_->reserve(rows);
+            residual_ = lender_->residual_, normed_ = lender_->normed_, own_branch_ = lender_->own_branch_, qkv_ = lender_->qkv_;
+            attended_ = lender_->attended_, gate_up_ = lender_->gate_up_, gated_ = lender_->gated_;
+            return;
+        }
         if (rows <= capacity_) return;
         const int64_t item = this->item(), heads = shape_.heads * shape_.head_dim;
         const int64_t widths[] = {shape_.hidden, shape_.hidden, shape_.hidden, qkv_width(), heads, 2 * shape_.intermediate, shape_.intermediate};
@@ -141,7 +156,7 @@ class Decoder {
     void forward(const Kernels& k, const StepRows& step, const void* entering, void* out, int threads) {
         if (step.rows == 0) return;
         reserve(step.rows);
-        branch_ = sum_ ? step.summed : own_branch_;
+        branch_ = sum_ || concat_ ? step.whole : own_branch_;
         Call call{*this, k, step, threads, step.rows, step.adapters};
         const int64_t size = step.rows * shape_.hidden * item();
         if (shape_.continues) {
@@ -159,12 +174,12 @@ class Decoder {
                 call.keep_output_rows();
                 if (call.rows == 0) return;
             }
-            call.summed(index, kOut, layer.out, attended_, shape_.heads * shape_.head_dim);
+            call.second(index, kOut, layer.out, attended_, shape_.heads * shape_.head_dim);
             call.leave(layer.attention_out_norm);
             x = call.enter(true, layer.feed_forward_norm);
             call.linear(index, kGateUp, layer.gate_up, x, shape_.hidden, gate_up_, 2 * shape_.intermediate);
             k.gate_and_mul(shape_.dtype, shape_.gate, gate_up_, 2 * shape_.intermediate, gated_, call.rows, shape_.intermediate, threads);
-            call.summed(index, kDown, layer.down, gated_, shape_.intermediate);
+            call.second(index, kDown, layer.down, gated_, shape_.intermediate);
             call.leave(layer.feed_forward_out_norm);
             has_branch = true;
         }
@@ -224,12 +239,20 @@ class Decoder {
             k.linear(weights, {dtype, x, x_stride, out_dtype, out, out_stride, rows, Activation::none}, threads);
             adapters.apply(k, dtype, layer, product, x, x_stride, out_dtype, out, out_stride, threads);
         }
-        // A product whose inputs may be divided among ranks. Its parts are float until they are added, so it is rounded once.
-        void summed(int64_t layer, Product product, const Weights& weights, const void* x, int64_t x_stride) const {
+        // The second product of attention or of feed-forward, of which each rank may have a part. x [rows, width] is contiguous.
+        void second(int64_t layer, Product product, const Weights& weights, const void* x, int64_t width) const {
             const int64_t hidden = d.shape_.hidden;
-            if (!d.sum_) return linear(layer, product, weights, x, x_stride, d.shape_.dtype, d.branch_, hidden);
-            linear(layer, product, weights, x, x_stride, Dtype::f32, step.partial, hidden);
-            d.sum_(rows);
+            if (d.concat_) {
+                const int64_t outputs = hidden / d.ranks_;
+                d.concat_(step, x, rows, width * d.item());
+                linear(layer, product, weights, step.whole, width * d.ranks_, step.partial, outputs);
+                d.concat_(step, step.partial, rows, outputs * d.item());
+            } else if (d.sum_) {  // parts are float until they are added, so the sum is rounded once
+                linear(layer, product, weights, x, width, Dtype::f32, step.partial, hidden);
+                d.sum_(k, step, rows, threads);
+            } else {
+                linear(layer, product, weights, x, width, d.branch_, hidden);
+            }
         }
         void norm(const void* x, void* residual, const void* weight, void* out) const {
             const Shape& s = d.shape_;
@@ -281,7 +304,10 @@ class Decoder {
     const Weights embedding_;
     const void* const norm_;
     const Sum sum_;
+    int64_t ranks_ = 1;
+    Concat concat_;
     std::vector<DecoderLayer> layers_;
+    Decoder* lender_ = nullptr;
     int64_t capacity_ = 0;
     void* memory_ = nullptr;
     void *residual_ = nullptr, *normed_ = nullptr, *branch_ = nullptr, *own_branch_ = nullptr, *qkv_ = nullptr, *attended_ = nullptr, *gate_up_ = nullptr,

@@ -98,6 +98,18 @@ void add(const void* x, void* sum, int64_t count, int threads) {
         store_some(load_some(from + j, count - j) + load_some(to + j, count - j), to + j, count - j);
 }
 
+// Added in the order of the parts, rounded once.
+template <class T>
+void add_parts(const float* const* parts, int64_t num_parts, void* total, int64_t count, int threads) {
+    T* to = static_cast<T*>(total);
+#pragma omp parallel for schedule(static) num_threads(threads) if (count > kSerial)
+    for (int64_t j = 0; j < count; j += Vec::width) {
+        Vec v = load_some(parts[0] + j, count - j);
+        for (int64_t i = 1; i < num_parts; i++) v = v + load_some(parts[i] + j, count - j);
+        store_some(v, to + j, count - j);
+    }
+}
+
 template <class T>
 void multiply(void* x, int64_t count, float factor, int threads) {
     T* at = static_cast<T*>(x);

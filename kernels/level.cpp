@@ -60,6 +60,9 @@ void do_gate_and_mul(Dtype dtype, Activation activation, const void* x, int64_t 
 void do_add(Dtype dtype, const void* x, void* sum, int64_t count, int threads) {
     INFERD_BY_DTYPE(add<float>(x, sum, count, threads), add<bf16>(x, sum, count, threads));
 }
+void do_add_parts(Dtype dtype, const float* const* parts, int64_t num_parts, void* total, int64_t count, int threads) {
+    INFERD_BY_DTYPE(add_parts<float>(parts, num_parts, total, count, threads), add_parts<bf16>(parts, num_parts, total, count, threads));
+}
 void do_multiply(Dtype dtype, void* x, int64_t count, float factor, int threads) {
     INFERD_BY_DTYPE(multiply<float>(x, count, factor, threads), multiply<bf16>(x, count, factor, threads));
 }
@@ -81,7 +84,7 @@ void do_low_rank(Dtype dtype, const LowRankArgs& g, int threads) {
 }  // namespace
 
 const Kernels INFERD_JOIN(kernels_, INFERD_LEVEL) = {
-    INFERD_STRING(INFERD_LEVEL), do_pack, do_pack_ints, do_round_weights, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_add, do_multiply, do_rotary, do_layer_norm,
+    INFERD_STRING(INFERD_LEVEL), do_pack, do_pack_ints, do_round_weights, do_unpack_rows, do_linear, do_attention, do_rms_norm, do_gate_and_mul, do_add, do_add_parts, do_multiply, do_rotary, do_layer_norm,
     do_text_attention, do_sample, do_low_rank,
 };
 

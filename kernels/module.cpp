@@ -18,6 +18,7 @@
 #include "decoder.h"
 #include "drafting.h"
 #include "lookup.h"
+#include "meeting.h"
 #include "table.h"
 
 namespace nb = nanobind;
@@ -92,6 +93,26 @@ void attention(int dtype, uintptr_t keys, uintptr_t values, uintptr_t q, uintptr
                        at<int32_t>(seq_len), at<int32_t>(block_table), at<int64_t>(slots), table_stride, sequences, rows, heads, kv_heads,
                        head_dim, block_size, scale, window, softcap, at<float>(key_scales), at<float>(value_scales), key_groups},
                       threads);
+}
+
+// How a decoder that is divided among ranks adds their parts: where they meet, or as Python says.
+Decoder::Sum sum_of(std::function<void(int64_t)> sum, Meeting* meeting, Dtype dtype, int64_t hidden) {
+    if (meeting != nullptr)
+        return [=](const Kernels& k, const StepRows& step, int64_t rows, int threads) {
+            meeting->sum(k, static_cast<const float*>(step.partial), rows * hidden, dtype, step.whole, threads);
+        };
+    if (!sum) return {};
+    return [sum = std::move(sum)](const Kernels&, const StepRows&, int64_t rows, int) { sum(rows); };
+}
+
+// How such a decoder puts their parts side by side: where they meet, or as Python says, which finds the part in StepRows::partial.
+Decoder::Concat concat_of(std::function<void(int64_t, int64_t)> concat, Meeting* meeting) {
+    if (meeting != nullptr)
+        return [=](const StepRows& step, const void* part, int64_t rows, int64_t row_bytes) { meeting->concat(part, rows, row_bytes, step.whole); };
+    return [concat = std::move(concat)](const StepRows& step, const void* part, int64_t rows, int64_t row_bytes) {
+        if (part != step.partial) memcpy(step.partial, part, size_t(rows * row_bytes));
+        concat(rows, row_bytes);
+    };
 }
 
 }  // namespace
@@ -201,19 +222,46 @@ NB_MODULE(_kernels, m) {
                 .apply(*active, Dtype(dtype), layer, product, at(x), x_stride, Dtype(y_dtype), at(y), y_stride, threads);
         },
         nogil());
+    nb::class_<MappedMeeting>(m, "Meeting")
+        .def(nb::init<int, int64_t, int64_t, int64_t, double, double>(), nb::kw_only(), "file"_a, "offset"_a, "ranks"_a, "place"_a, "spin_s"_a,
+             "timeout_s"_a)
+        .def_static("bytes", &MappedMeeting::bytes)
+        .def(
+            "sum",
+            [](MappedMeeting& self, uintptr_t part, int64_t count, int total_dtype, uintptr_t total, int threads) {
+                self.sum(*active, at<float>(part), count, Dtype(total_dtype), at(total), threads);
+            },
+            nogil())
+        .def(
+            "gather", [](MappedMeeting& self, uintptr_t part, int64_t bytes, uintptr_t parts) { self.gather(at(part), bytes, at(parts)); }, nogil())
+        .def(
+            "concat",
+            [](MappedMeeting& self, uintptr_t part, int64_t rows, int64_t row_bytes, uintptr_t whole) {
+                self.concat(at(part), rows, row_bytes, at(whole));
+            },
+            nogil())
+        .def_prop_ro("waits_in", [](const MappedMeeting& self) { return self.waits_in(); });
     nb::class_<Decoder>(m, "Decoder")
         .def(
             "__init__",
             [](Decoder* self, int dtype, int norm_dtype, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t wide, float eps,
                float embedding_scale, float residual_multiplier, int gate, bool whole_norms, const Weights* embedding, uintptr_t norm, bool continues,
-               Decoder::Sum sum) {
+               std::function<void(int64_t)> sum, MappedMeeting* meeting) {
                 new (self) Decoder({Dtype(dtype), Dtype(norm_dtype), hidden, heads, kv_heads, head_dim, wide, eps, embedding_scale,
                                     residual_multiplier, Activation(gate), whole_norms, continues},
-                                   embedding, at(norm), std::move(sum));
+                                   embedding, at(norm), sum_of(std::move(sum), meeting, Dtype(dtype), hidden));
             },
-            nb::kw_only(), "dtype"_a, "norm_dtype"_a, "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "wide"_a, "eps"_a, "embedding_scale"_a,
-            "residual_multiplier"_a, "gate"_a, "whole_norms"_a, "embedding"_a.none(), "norm"_a, "continues"_a = false, "sum"_a.none() = nb::none())
+            nb::keep_alive<1, 18>(), nb::kw_only(), "dtype"_a, "norm_dtype"_a, "hidden"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "wide"_a, "eps"_a,
+            "embedding_scale"_a, "residual_multiplier"_a, "gate"_a, "whole_norms"_a, "embedding"_a.none(), "norm"_a, "continues"_a = false,
+            "sum"_a.none() = nb::none(), "meeting"_a.none() = nb::none())
         .def("reserve", &Decoder::reserve)
+        .def("borrow", &Decoder::borrow, "lender"_a, nb::keep_alive<1, 2>())
+        .def(
+            "divide_by_outputs",
+            [](Decoder& self, int64_t ranks, std::function<void(int64_t, int64_t)> concat, MappedMeeting* meeting) {
+                self.divide_by_outputs(ranks, concat_of(std::move(concat), meeting));
+            },
+            nb::keep_alive<1, 4>(), "ranks"_a, "concat"_a.none(), "meeting"_a.none())
         .def(
             "add",
             [](Decoder& self, uintptr_t attention_norm, uintptr_t attention_out_norm, uintptr_t feed_forward_norm, uintptr_t feed_forward_out_norm,
@@ -237,16 +285,16 @@ NB_MODULE(_kernels, m) {
             "forward",
             [](Decoder& self, uintptr_t token_ids, uintptr_t positions, uintptr_t slots, uintptr_t query_start, uintptr_t seq_len,
                uintptr_t block_table, int64_t table_stride, int64_t sequences, int64_t rows, uintptr_t output_rows, int64_t num_output_rows, uintptr_t entering,
-               uintptr_t out, int threads, const std::vector<const Adapter*>& adapters, uintptr_t adapter_of, uintptr_t partial, uintptr_t summed) {
+               uintptr_t out, int threads, const std::vector<const Adapter*>& adapters, uintptr_t adapter_of, uintptr_t partial, uintptr_t whole) {
                 self.forward(*active,
                              {at<int64_t>(token_ids), at<int64_t>(positions), at<int64_t>(slots), at<int32_t>(query_start), at<int32_t>(seq_len),
                               at<int32_t>(block_table), table_stride, sequences, rows, at<int64_t>(output_rows), num_output_rows,
-                              {adapters, at<int32_t>(adapter_of), adapters.empty() ? 0 : rows}, at<float>(partial), at(summed)},
+                              {adapters, at<int32_t>(adapter_of), adapters.empty() ? 0 : rows}, at(partial), at(whole)},
                              at(entering), at(out), threads);
             },
             "token_ids"_a, "positions"_a, "slots"_a, "query_start"_a, "seq_len"_a, "block_table"_a, "table_stride"_a, "sequences"_a, "rows"_a,
             "wanted"_a, "num_wanted"_a, "entering"_a, "out"_a, "threads"_a, "adapters"_a = std::vector<const Adapter*>(), "adapter_of"_a = 0,
-            "partial"_a = 0, "summed"_a = 0,
+            "partial"_a = 0, "whole"_a = 0,
             nogil());
     nb::class_<Drafter>(m, "Drafter")
         .def(

@@ -142,14 +142,23 @@ struct SampleRow {
             return logit;
         }
         alignas(64) float weights[kBlock];
-        for (int64_t b = 0; b < blocks; b++) total += weigh(b, kNone, weights);
-        // Nearly always the nucleus ends among few tokens.
-        const int64_t n = gather(reached_by(least(256, blocks), spare), found);
-        double mass = 0;
-        for (int64_t i = 0; i < n; i++) mass += found[i].weight;
-        if (mass >= top_p * total) {
-            reach(found, n, top_p * total, logit);
-            return logit;
+        for (int64_t b = 0; b < blocks; b++) total += ends[b] = weigh(b, kNone, weights);
+        const double wanted = top_p * total;
+        // Nearly always the nucleus ends among few tokens: those that reach the top of the best blocks. So few of these
+        // are tried first, and none whose blocks have too little mass.
+        for (int64_t tried = 4; tried <= 256; tried *= 8) {
+            const float limit = reached_by(least(tried, blocks), spare);
+            double most = 0, mass = 0;
+            for (int64_t b = 0; b < blocks; b++) most += scaled_top(b) >= limit ? ends[b] : 0;
+            if (most >= wanted) {
+                const int64_t n = gather(limit, found);
+                for (int64_t i = 0; i < n; i++) mass += found[i].weight;
+                if (mass >= wanted) {
+                    reach(found, n, wanted, logit);
+                    return logit;
+                }
+            }
+            if (tried >= blocks) break;
         }
         return nucleus_of_flat(top_p);
     }

@@ -153,6 +153,8 @@ struct Kernels {
     // gate_up [rows, 2n], row stride `stride`: out [rows, n] = activation(first half) * second half.
     void (*gate_and_mul)(Dtype, Activation, const void* gate_up, int64_t stride, void* out, int64_t rows, int64_t n, int threads);
     void (*add)(Dtype, const void* x, void* sum, int64_t count, int threads);  // sum += x
+    // total [count] = parts[0] + parts[1] + ..., each float [count], added in this order and rounded once.
+    void (*add_parts)(Dtype total_dtype, const float* const* parts, int64_t num_parts, void* total, int64_t count, int threads);
     void (*multiply)(Dtype, void* x, int64_t count, float factor, int threads);  // in place
     // In place on x [rows, heads, head_dim]; cos and sin f32 [positions, half].
     void (*rotary)(Dtype, void* x, int64_t stride, int64_t rows, int64_t heads, int64_t head_dim, const int64_t* positions,

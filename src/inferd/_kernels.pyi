@@ -226,8 +226,13 @@ class Decoder:
         norm: int,
         continues: bool = False,
         sum: Callable[[int], None] | None = None,
+        meeting: Meeting | None = None,
     ) -> None: ...
     def reserve(self, rows: int, /) -> None: ...
+    def borrow(self, lender: Decoder) -> None: ...
+    def divide_by_outputs(
+        self, ranks: int, concat: Callable[[int, int], None] | None, meeting: Meeting | None
+    ) -> None: ...
     def add(
         self,
         *,
@@ -273,8 +278,21 @@ class Decoder:
         adapters: list[Adapter] = ...,
         adapter_of: int = 0,
         partial: int = 0,
-        summed: int = 0,
+        whole: int = 0,
     ) -> None: ...
+
+class Meeting:
+    """Memory through which the ranks of a stage add their parts (kernels/meeting.h). Raises RuntimeError where another
+    rank does not come in time, or comes with another size. Without the GIL."""
+
+    def __init__(self, *, file: int, offset: int, ranks: int, place: int, spin_s: float, timeout_s: float) -> None: ...
+    @staticmethod
+    def bytes(ranks: int, /) -> int: ...
+    def sum(self, part: int, count: int, total_dtype: int, total: int, threads: int, /) -> None: ...
+    def gather(self, part: int, bytes: int, parts: int, /) -> None: ...
+    def concat(self, part: int, rows: int, row_bytes: int, whole: int, /) -> None: ...
+    @property
+    def waits_in(self) -> int: ...
 
 class Drafter:
     """Guesses with a decoder that it keeps alive; the head it copies (kernels/drafting.h)."""

@@ -1,9 +1,9 @@
-"""Runs one request in an engine, and joins the parts of its answer."""
+"""Runs one request or one step in an engine, and joins the parts of an answer."""
 
 from __future__ import annotations
 
 from inferd.engine.engine import Engine
-from inferd.types import Delta, GenerateRequest, Output
+from inferd.types import Delta, GenerateRequest, Output, StepStats
 
 
 def deltas(engine: Engine, request: GenerateRequest) -> list[Delta]:
@@ -27,3 +27,10 @@ def joined(parts: list[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
         name, before = calls[part.index]
         calls[part.index] = (name, before + part.arguments)
     return "".join(d.text for d in parts), "".join(d.reasoning for d in parts), calls
+
+
+def stats_of(engine: Engine, now: float) -> StepStats:
+    """The counts of a step, which does not pause."""
+    stats = engine.step(now)[1]
+    assert stats is not None
+    return stats

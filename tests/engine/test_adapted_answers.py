@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.adapters import merged, write_adapter
+from tests.engine.deltas import stats_of
 from tests.engine.speculation.speculating import always, run_guessing
 from tests.engine.test_engine import PROMPTS, Answer, make_request, run
 
@@ -113,13 +114,13 @@ def test_a_step_tells_which_adapters_its_sequences_use(engine: Engine) -> None:
     one, two = sorted(engine.info.adapters)[:2]
     for name, adapter in (("a", two), ("b", one), ("c", one), ("d", "")):
         engine.add(engine.prepare(request(name, PROMPT, adapter)), 0.0)
-    used = engine.step(0.0)[1].adapters
+    used = stats_of(engine, 0.0).adapters
     loaded = sum(state.failure is None for state in engine.info.adapters.values())
     assert (used.num_loaded, used.running, used.waiting) == (loaded, (one, two), ())
     for name in "abcd":
         engine.cancel(name)
     while engine.due(0.0) is not None:
-        used = engine.step(0.0)[1].adapters
+        used = stats_of(engine, 0.0).adapters
     assert (used.running, used.waiting) == ((), ())
 
 
@@ -382,6 +383,27 @@ def test_files_that_do_not_fit_are_refused_by_name(
     def no_config(folder: Path) -> None:
         (folder / "adapter_config.json").unlink()
 
+    def huge_header(folder: Path) -> None:
+        file = folder / "adapter_model.safetensors"
+        file.write_bytes((1 << 40).to_bytes(8, "little") + file.read_bytes()[8:])
+
+    def cut_off(folder: Path) -> None:
+        file = folder / "adapter_model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+
+    def other_shape(folder: Path) -> None:
+        """The header gives a matrix more rows than its bytes hold."""
+        file = folder / "adapter_model.safetensors"
+        data = file.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        name = next(name for name in header if "lora_A" in name)
+        header[name]["shape"][0] += 1
+        changed = json.dumps(header).encode()
+        file.write_bytes(len(changed).to_bytes(8, "little") + changed + data[8 + size :])
+
+    for lying in (huge_header, cut_off, other_shape):
+        assert "adapter_model.safetensors" in said(lying)
     assert "trained on another base model" in said(other_base)
     assert "a pickle, which can run code and is never loaded" in said(pickled)
     assert "has no tensors" in said(empty)

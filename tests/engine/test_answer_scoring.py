@@ -183,6 +183,7 @@ def test_every_token_is_computed_once(build: Build, max_num_seqs: int) -> None:
     computed, outputs = 0, []
     while engine.due(0.0) is not None:
         more, stats = engine.step(0.0)
+        assert stats is not None
         computed += stats.step_tokens
         outputs += more
         engine.pool.check()

@@ -14,6 +14,7 @@ from tests.engine.speculation.speculating import always
 
 from inferd.answer_form import AnswerForm, Choices, Constraint, Grammar, JsonSchema, Regex, TaggedStructure, TaggedText
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from inferd.engine import sampler
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.errors import InvalidRequest
@@ -24,6 +25,13 @@ from inferd.types import Continuation, Delta, End, GenerateRequest, SamplingPara
 EOS = 0
 PROMPT = (50, 60, 70, 71)
 Build = Callable[..., Engine]
+Sampling = dict[str, Any]
+SAMPLINGS: list[Sampling] = [
+    {"temperature": 0.0},
+    {"temperature": 1.3},
+    {"temperature": 1.3, "top_p": 0.7},
+    {"temperature": 1.3, "top_k": 40, "min_p": 0.3},
+]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +126,7 @@ def run(engine: Engine, *requests: GenerateRequest) -> list[Answer]:
 # -- the slow twin -----------------------------------------------------------------------------
 
 
-def next_token(engine: Engine, said: list[int], allowed: list[int], seed: int, temperature: float) -> int:
+def next_token(engine: Engine, said: list[int], allowed: list[int], seed: int, sampling: Sampling) -> int:
     """The plain engine's draw at this position, from these tokens alone."""
     (answer,) = run(
         engine,
@@ -127,7 +135,7 @@ def next_token(engine: Engine, said: list[int], allowed: list[int], seed: int, t
             None,
             allowed_token_ids=tuple(allowed),
             seed=seed,
-            temperature=temperature,
+            **sampling,
             ignore_eos=True,
             max_tokens=len(said) + 1,
             resumes=Continuation(token_ids=tuple(said), seed=seed),
@@ -137,10 +145,28 @@ def next_token(engine: Engine, said: list[int], allowed: list[int], seed: int, t
     return token
 
 
+def drawn_token(
+    engine: Engine, draw: sampler.Draw, said: list[int], allowed: list[int], seed: int, sampling: Sampling
+) -> int:
+    """The token of one of the draws."""
+    uniform = sampler.uniform
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "uniform", lambda seed, index, position, _: uniform(seed, index, position, draw))
+        return next_token(engine, said, allowed, seed, sampling)
+
+
 def twin(
-    engine: Engine, texts: list[bytes], *, seed: int, temperature: float, min_tokens: int = 0, most: int = 40
+    engine: Engine,
+    texts: list[bytes],
+    *,
+    seed: int,
+    sampling: Sampling,
+    min_tokens: int = 0,
+    most: int = 40,
+    is_json: bool = False,
 ) -> tuple[list[int], str]:
-    """The tokens of an answer that is one of the texts, and why it ended."""
+    """The tokens of an answer that is one of the texts, and why it ended. ``is_json``: each text is a string of JSON,
+    inside of which no token that ends an answer is drawn."""
     size = engine.info.vocab_size
     spelled = {i: engine.detokenize([i]).encode() if i < 3 else _byte(engine, i) for i in range(size)}
     said: list[int] = []
@@ -153,7 +179,12 @@ def twin(
             allowed.append(EOS)
         if len(said) == most:
             return said, "length"
-        token = next_token(engine, said, allowed, seed, temperature)
+        is_inside = is_json and text != b"" and not _ends_with_escape(text)
+        token = EOS if is_inside else drawn_token(engine, "first", said, list(range(size)), seed, sampling)
+        if token == EOS and text not in texts:
+            token = drawn_token(engine, "unended", said, [i for i in range(size) if i != EOS], seed, sampling)
+        if token not in allowed:
+            token = drawn_token(engine, "masked", said, allowed, seed, sampling)
         said.append(token)
         if token == EOS:
             return said, "stop"
@@ -164,19 +195,21 @@ def _byte(engine: Engine, token_id: int) -> bytes:
     return engine._preparer.tokenizer.token_bytes(token_id)
 
 
+def _ends_with_escape(text: bytes) -> bool:
+    return (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
+
+
 languages = st.lists(st.text(alphabet='ab{"}1é ', min_size=1, max_size=9), min_size=1, max_size=6, unique=True)
 
 
-@settings(max_examples=40, deadline=None)
-@given(languages, st.sampled_from([0.0, 1.3]), st.integers(0, 9), st.integers(0, 5))
+@settings(max_examples=50, deadline=None)
+@given(languages, st.sampled_from(SAMPLINGS), st.integers(0, 9), st.integers(0, 5))
 def test_an_answer_is_that_of_the_slow_twin(
-    engines: dict[str, Engine], texts: list[str], temperature: float, seed: int, min_tokens: int
+    engines: dict[str, Engine], texts: list[str], sampling: Sampling, seed: int, min_tokens: int
 ) -> None:
-    wanted = twin(
-        engines["none"], [t.encode() for t in texts], seed=seed, temperature=temperature, min_tokens=min_tokens
-    )
+    wanted = twin(engines["none"], [t.encode() for t in texts], seed=seed, sampling=sampling, min_tokens=min_tokens)
     constraint = Choices(texts=tuple(texts), at="choice")
-    given: dict[str, Any] = {"seed": seed, "temperature": temperature, "min_tokens": min_tokens}
+    given: dict[str, Any] = {"seed": seed, "min_tokens": min_tokens, **sampling}
     for engine in engines.values():
         others = [ask(f"other{i}", None, prompt=(40 + i, 41), ignore_eos=True, max_tokens=20) for i in range(2)]
         again = ask("again", constraint, **given)  # finds the prefix of the first
@@ -184,6 +217,19 @@ def test_an_answer_is_that_of_the_slow_twin(
         assert (answers[0].tokens(), answers[0].finish()) == wanted
         assert (answers[-1].tokens(), answers[-1].finish()) == wanted
         assert answers[0].text() in texts
+
+
+@settings(max_examples=30, deadline=None)
+@given(languages, st.sampled_from(SAMPLINGS), st.integers(0, 9))
+def test_an_answer_that_is_a_text_of_json_is_that_of_the_slow_twin(
+    engines: dict[str, Engine], texts: list[str], sampling: Sampling, seed: int
+) -> None:
+    written = [json.dumps(text, ensure_ascii=False).encode() for text in texts]
+    wanted = twin(engines["none"], written, seed=seed, sampling=sampling, is_json=True)
+    constraint = JsonSchema(schema={"enum": texts}, at="response_format.json_schema.schema")
+    for engine in engines.values():
+        answers = run(engine, *(ask(name, constraint, seed=seed, **sampling) for name in ("first", "again")))
+        assert [(answer.tokens(), answer.finish()) for answer in answers] == [wanted] * 2
 
 
 # -- the same answer in every way --------------------------------------------------------------
@@ -244,6 +290,7 @@ def test_preempted_answers_are_the_same(build: Build, engines: dict[str, Engine]
         tight.add(tight.prepare(request), 1.0)
     while tight.due(1.0) is not None:
         outputs, stats = tight.step(1.0)
+        assert stats is not None
         preempted += stats.num_preempted
         for output in outputs:
             answers[output.request_id].deltas += output.deltas
@@ -287,7 +334,38 @@ def test_certain_tokens_need_no_steps(build: Build, length: int) -> None:
         text += "".join(delta.text for output in outputs for delta in output.deltas)
         steps += 1
     assert text == "x" * length
-    assert steps < 5
+    assert steps == (1 if length <= 64 else 2), "64 tokens at once, and the last ones are not computed"
+
+
+def test_an_answer_begins_with_what_is_certain(engines: dict[str, Engine]) -> None:
+    """The prompt and the certain tokens behind it are computed together, and the next token is drawn in that step."""
+    engine = engines["none"]
+    form = Choices(texts=("xxxx1", "xxxx2"), at="choice")
+    prompt = (120, 121, 122)  # no other test has computed it
+    engine.add(engine.prepare(ask("r", form, prompt=prompt)), 1.0)
+    (output,), stats = engine.step(1.0)
+    assert stats is not None
+    assert stats.step_tokens == len(prompt) + 4
+    assert output.end is not None
+    assert output.end.timings.first_token is not None
+    assert output.end.usage.prompt_tokens == len(prompt)
+    (delta,) = output.deltas
+    assert delta.text in ("xxxx1", "xxxx2")
+    assert len(delta.token_ids) == output.end.usage.completion_tokens == 5
+
+
+def test_an_answer_without_any_choice_ends_with_its_prompt(engines: dict[str, Engine]) -> None:
+    for engine in engines.values():
+        engine.add(engine.prepare(ask("r", Choices(texts=("xyz",), at="choice"), prompt=(123, 124))), 1.0)
+        (output,), stats = engine.step(1.0)
+        assert stats is not None
+        assert stats.step_tokens == 2 + 3
+        assert [delta.text for delta in output.deltas] == ["xyz"]
+        assert output.end is not None
+        assert output.end.outcome == "done"
+        assert output.end.timings.first_token is not None
+        assert engine.due(1.0) is None
+        assert engine.pool.num_used == 0
 
 
 def test_certain_tokens_of_a_long_text_are_those_of_the_text(engines: dict[str, Engine]) -> None:
@@ -457,6 +535,7 @@ def test_an_answer_that_fails_the_check_is_an_error_and_never_an_answer(
     outputs, invalid = [], 0
     while engine.due(1.0) is not None:
         some, stats = engine.step(1.0)
+        assert stats is not None
         outputs += some
         invalid += stats.num_invalid
     assert invalid == 1

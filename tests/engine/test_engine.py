@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.deltas import stats_of
 
 from inferd import clock
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
@@ -267,6 +268,30 @@ def test_best_of_returns_the_most_likely_candidates(engine: Engine) -> None:
     best = sorted(means, key=lambda i: -means[i])[:2]
     (answer,) = run(engine, make_request("best", "Hello", n=2, best_of=4, **common))
     assert [answer.tokens(0), answer.tokens(1)] == [every.tokens(i) for i in best]
+
+
+def test_the_most_likely_candidates_are_so_by_token_however_long_they_are(engine: Engine) -> None:
+    stops = tuple(range(0, 256, 4))
+    num_that_differ = 0
+    for seed in range(8):
+        common: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_tokens": 8, "stop_token_ids": stops}
+        (every,) = run(engine, make_request("all", "Hello", n=4, logprobs=0, **common))
+        found = [[p.logprob for d in every.deltas if d.index == i for p in d.logprobs or ()] for i in range(4)]
+        best, best_in_sum = (
+            max(range(4), key=lambda i: worth(found[i])) for worth in (lambda one: sum(one) / len(one), sum)
+        )
+        num_that_differ += best != best_in_sum
+        (answer,) = run(engine, make_request("best", "Hello", best_of=4, **common))
+        assert answer.tokens(0) == every.tokens(best)
+    assert num_that_differ, "or the seeds show nothing"
+
+
+def test_the_text_of_a_prompt_has_its_special_tokens_where_they_are_asked_for(engine: Engine) -> None:
+    for skips, text in ((True, "Hello"), (False, "<|user|>Hello")):
+        request = make_request("r", "<|user|>Hello", max_tokens=1, skip_special_tokens=skips)
+        (answer,) = run(engine, msgspec.structs.replace(request, return_prompt_ids=True))
+        assert answer.report is not None
+        assert answer.report.text == text
 
 
 def test_beam_search_equals_transformers(engine: Engine, tiny_model: Path) -> None:
@@ -566,6 +591,7 @@ def test_with_one_slot_requests_are_computed_one_after_the_other(build: Build) -
         engine.add(engine.prepare(make_request(name, "Hello", max_tokens=3, ignore_eos=True)), 0.0)
     while engine.due(0.0) is not None:
         _, stats = engine.step(0.0)
+        assert stats is not None
         assert stats.step_sequences <= 1
 
 
@@ -584,7 +610,7 @@ def test_a_text_that_is_far_too_long_is_refused_without_being_tokenized(
 def test_a_step_tells_where_its_time_went(engine: Engine) -> None:
     engine.add(engine.prepare(make_request("timed", "hello", max_tokens=2)), 1.0)
     began = clock.now()
-    parts = engine.step(1.0)[1].parts
+    parts = stats_of(engine, 1.0).parts
     took = clock.now() - began
     assert min(parts.schedule, parts.batch, parts.forward, parts.logits, parts.sample, parts.text) > 0
     assert sum(msgspec.structs.astuple(parts)) <= took
@@ -632,6 +658,7 @@ def test_what_the_ends_tell_is_what_the_steps_computed(
             outputs = engine.halt(now)
         else:
             outputs, stats = engine.step(now)
+            assert stats is not None
             num_computed += stats.step_tokens - (stats.drafted_tokens - stats.accepted_tokens)
         ends |= {output.request_id: output.end for output in outputs if output.end is not None}
         if step > 14 and engine.due(now) is None:

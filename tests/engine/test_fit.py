@@ -185,6 +185,7 @@ def test_preempted_answers_fit(build: Build, engines: dict[str, Engine]) -> None
         tight.add(tight.prepare(request), 1.0)
     while tight.due(1.0) is not None:
         outputs, stats = tight.step(1.0)
+        assert stats is not None
         preempted += stats.num_preempted
         for output in outputs:
             answers[output.request_id].deltas += output.deltas

@@ -1,4 +1,5 @@
-"""The masks of a step are those of each answer alone: with and without guesses, by one thread and by several."""
+"""The masks of a step are those of each answer alone, by one thread and by several, and tokens that are allowed without
+a mask are allowed by it."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.answer_form import Choices, Constraint, JsonSchema
+from inferd.checkpoints.answers.format import AnswerFormat, Calls, Keywords, Name, Text
+from inferd.checkpoints.answers.grammar import Tool, answer_grammar
 from inferd.checkpoints.text.tokenizer import Tokenizer
-from inferd.engine.masks import MaskMaker, Wanted
+from inferd.engine.masks import MaskMaker
 from inferd.structured.compiled import Compiler
 from inferd.structured.guide import CompiledGrammar
 from inferd.structured.vocabulary import Vocabulary
@@ -39,7 +42,7 @@ def grammars(tiny_model: Path) -> Iterator[list[CompiledGrammar]]:
 @pytest.fixture(scope="module")
 def makers(grammars: list[CompiledGrammar]) -> dict[str, MaskMaker]:
     """The memory of each is used again by each step of the test."""
-    return {name: MaskMaker(grammars[0].vocabulary.mask_words) for name in ("one thread", "several")}
+    return {name: MaskMaker(grammars[0].vocabulary) for name in ("one thread", "several")}
 
 
 def allowed(words: np.ndarray) -> list[int]:
@@ -74,15 +77,14 @@ def test_a_mask_depends_on_the_tokens_before_it_alone(
     guides = [grammar.guide(least, (EOS,)) for grammar, least in zip(chosen, endless, strict=True)]
     said: list[list[int]] = [[] for _ in chosen]
     for _ in range(data.draw(st.integers(1, 8))):
-        drafts = [_draft(data, grammar, tokens) for grammar, tokens in zip(chosen, said, strict=True)]
         for name, maker in makers.items():
             maker._mask_s = 0.0 if name == "one thread" else 1.0
-            masks = maker.compute(Wanted(guides, drafts, sum(1 + len(draft) for draft in drafts)))
-            for i, (grammar, draft) in enumerate(zip(chosen, drafts, strict=True)):
-                assert masks.counts[i] in (1, 1 + len(draft)), "all guesses have masks, or none has"
-                for count in range(masks.counts[i]):
-                    wanted = alone(grammar, [*said[i], *draft[:count]], endless[i])
-                    assert wanted is None or allowed(masks.words[masks.first[i] + count]) == wanted
+            masks = maker.compute(guides)
+            for i, grammar in enumerate(chosen):
+                wanted = alone(grammar, said[i], endless[i])
+                assert allowed(masks.words[masks.of[i]]) == wanted
+                size = grammar.vocabulary.mask_words * 32
+                assert [token for token in range(size + 32) if masks.allows(masks.of[i], token)] == wanted
         for i, (guide, grammar) in enumerate(zip(guides, chosen, strict=True)):
             if not guide.is_over:
                 token = data.draw(st.sampled_from(alone(grammar, said[i], endless[i]) or [EOS]))
@@ -90,18 +92,26 @@ def test_a_mask_depends_on_the_tokens_before_it_alone(
                 said[i].append(token)
 
 
-def _draft(data: st.DataObject, grammar: CompiledGrammar, said: list[int]) -> tuple[int, ...]:
-    """Tokens that may follow, and sometimes one that may not."""
-    draft: list[int] = []
-    for _ in range(data.draw(st.sampled_from([0, 0, 1, 3]))):
-        possible = [i for i in alone(grammar, [*said, *draft], 0) or [] if i != EOS]
-        if not possible:
-            break
-        draft.append(data.draw(st.sampled_from(possible)))
-    ends_wrong = data.draw(st.booleans())
-    if draft and ends_wrong:
-        draft.append(data.draw(st.integers(1, 200)))
-    return tuple(draft)
+@settings(max_examples=60)
+@given(st.data())
+def test_a_token_that_is_allowed_without_a_mask_is_allowed_by_it(
+    grammars: list[CompiledGrammar], data: st.DataObject
+) -> None:
+    grammar = data.draw(st.sampled_from(grammars))
+    endless: float = data.draw(st.sampled_from([0.0, 3.0, math.inf]))
+    guide = grammar.guide(endless, (EOS,))
+    said: list[int] = []
+    while not guide.is_over and len(said) < 12:
+        wanted = alone(grammar, said, endless)
+        assert wanted
+        vouched = [i for i in range(grammar.vocabulary.mask_words * 32) if guide.vouches_for(i)]
+        assert vouched == (wanted if guide.takes_whole_masks else []), "in a state without names, all that it allows"
+        assert EOS not in wanted or not guide.ends_too_early(EOS)
+        assert guide.certain() is None or wanted == [guide.certain()]
+        letters = [i for i in wanted if 3 <= i < 259] or wanted
+        token = data.draw(st.sampled_from(wanted) | st.sampled_from(letters))
+        guide.push(token)
+        said.append(token)
 
 
 @pytest.mark.parametrize("text", ['{"a":"b\\n\\"c","d":"', '["a\\\\b","a\\"b",1,'])
@@ -113,3 +123,33 @@ def test_the_place_of_an_answer_is_that_of_its_text(grammars: list[CompiledGramm
         place = place.after(grammar.vocabulary.token_bytes(token))
         assert guide.place == place
     assert guide.failure() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "goes_on"),
+    [
+        ('<|calls|>[f(size=["13', True),
+        ('<|calls|>[f(size=["13"', False),  # the call goes on, but not inside of a text
+        ('The size is size=[13"].', False),
+        ('The size is size=["13', False),
+    ],
+)
+def test_text_that_looks_like_arguments_may_end(tiny_model: Path, text: str, goes_on: bool) -> None:
+    tokenizer = Tokenizer.load(tiny_model)
+    calls = Calls((Name(), Text("("), Keywords(), Text(")")), "<|calls|>", ", ", "<|/calls|>", is_list=True)
+    sizes = {"type": "object", "properties": {"size": {"type": "array", "items": {"type": "string"}}}}
+    frame = answer_grammar(
+        AnswerFormat("pythonic", "table", calls=calls), special_ids={}, tools=[Tool("f", sizes, "tools[0]")]
+    )
+    compiler = Compiler(Vocabulary(tokenizer, tokenizer.vocab_size, frozenset((EOS,))))
+    try:
+        grammar = compiler.compile(None, frame=frame)
+        tokens = grammar.vocabulary.tokens.tokenize_str(text)
+        guide = grammar.guide()
+        assert guide.goes_on(tokens)[-1] is goes_on, "behind guessed tokens"
+        for token in tokens:
+            guide.push(token)
+        assert guide.failure() is None
+        assert guide.goes_on(()) == [goes_on]
+    finally:
+        compiler.close()

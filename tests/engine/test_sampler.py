@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,6 +29,7 @@ from transformers.generation.logits_process import (
 from inferd.engine.sampler import Sampled, Sampler, SampleRow, _invert, _thresholds, uniform
 from inferd.errors import InferdError, InternalError, InvalidRequest
 from inferd.native import compiled
+from inferd.native.masks import RowMasks
 from inferd.types import SamplingParams
 
 VOCAB = 24
@@ -134,7 +136,7 @@ def test_draws_have_the_exact_distribution(name: str) -> None:
     draws = 4000
     logits = some_logits(1)
     rows = [row(sampling, seed=seed, **more) for seed in range(draws)]
-    counts = Counter(tokens(Sampler(VOCAB).sample(torch.tensor([logits] * draws), rows)))
+    counts = Counter(tokens(Sampler(VOCAB).draw(torch.tensor([logits] * draws), rows).results))
     probabilities = exact(logits, rows[0])
     assert all(probabilities[t] > 0 for t in counts), "a token was drawn that is filtered out"
     # The chi-square test wants about five expected draws in each class: pool the rarer ones.
@@ -146,6 +148,96 @@ def test_draws_have_the_exact_distribution(name: str) -> None:
         wanted.append(draws - sum(wanted))
     if len(wanted) > 1:
         assert chisquare(observed, wanted).pvalue > 1e-3
+
+
+# -- draws of constrained answers --------------------------------------------------------------
+
+END = 3  # ends answers
+
+
+def masks_of(allowed: set[int], count: int) -> RowMasks:
+    """One mask for all rows."""
+    bits = np.zeros(32, dtype=np.uint8)
+    bits[list(allowed)] = 1
+    words = np.packbits(bits, bitorder="little").view(np.int32)[None, :].copy()
+    return RowMasks(words, words.ctypes.data, [0] * count)
+
+
+def constrained(logits: Tensor, rows: list[SampleRow], allowed: set[int]) -> list[int]:
+    """The tokens that the engine would append, where only these may follow."""
+    drawn = Sampler(VOCAB).draw(logits, rows)
+    ended = [i for i, token in enumerate(tokens(drawn.results)) if token == END not in allowed]
+    if ended:
+        drawn.apply(ended, masks_of(set(range(VOCAB)) - {END}, len(ended)), ["unended"] * len(ended))
+    drawn.apply(list(range(len(rows))), masks_of(allowed, len(rows)), ["masked"] * len(rows))
+    return tokens(drawn.results)
+
+
+@pytest.mark.parametrize("allowed", [{0, 1, 2, 9, 23}, {0, END, 9, 23}, {17}, set(range(VOCAB)) - {4}])
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_constrained_draws_have_the_distribution_under_the_mask(allowed: set[int], temperature: float) -> None:
+    draws, logits = 4000, some_logits(2)
+    logits[END] += 3.0  # a model that would end the answer
+    rows = [row(P(temperature=temperature), seed=seed) for seed in range(draws)]
+    counts = Counter(constrained(torch.tensor([logits] * draws), rows, allowed))
+    wanted = exact(logits, row(P(temperature=temperature, allowed_token_ids=tuple(allowed))))
+    assert counts.keys() <= allowed
+    common = [i for i in range(VOCAB) if wanted[i] * draws >= 5]
+    rest = draws * (1 - sum(wanted[i] for i in common))
+    observed, hoped = [counts[i] for i in common], [wanted[i] * draws for i in common]
+    if rest > 1e-6:
+        observed.append(draws - sum(observed))
+        hoped.append(rest)
+    assert len(hoped) == 1 or chisquare(observed, hoped).pvalue > 1e-3
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sets(st.integers(0, VOCAB - 1), min_size=1), st.integers(0, 99), st.sampled_from([None, 2]))
+def test_a_greedy_constrained_token_is_the_best_that_is_allowed(
+    allowed: set[int], seed: int, logprobs: int | None
+) -> None:
+    logits = torch.tensor([some_logits(seed)]).round()  # equal ones too
+    best = min(allowed, key=lambda i: (-float(logits[0, i]), i))
+    assert constrained(logits.clone(), [row(P(temperature=0.0))], allowed) == [best]
+    drawn = Sampler(VOCAB).draw(logits.clone(), [row(P(temperature=0.0, logprobs=logprobs))])
+    drawn.apply([0], masks_of(allowed, 1), ["masked"])
+    (result,) = drawn.results
+    assert isinstance(result, Sampled)
+    assert result.token_id == best
+    if logprobs is not None:
+        assert result.logprob == pytest.approx(float(logits[0].log_softmax(0)[best]), abs=1e-5)
+        assert result.rank == 1 + int((logits[0] > logits[0, best]).sum())
+    assert drawn.scored(0, END).logprob == (
+        0.0 if logprobs is None else pytest.approx(float(logits[0].log_softmax(0)[END]), abs=1e-5)
+    )
+
+
+def test_what_a_mask_changes_is_its_row_alone() -> None:
+    """Each row has the token that it has alone, whichever others are drawn again; a row with an error keeps it."""
+    logits = torch.tensor([some_logits(i) for i in range(6)])
+    logits[5] = math.nan
+    rows = [row(P(temperature=1.0, logprobs=1 if i % 2 else None), seed=i) for i in range(6)]
+    drawn = Sampler(VOCAB).draw(logits.clone(), rows)
+    before = list(drawn.results)
+    drawn.apply([1, 2, 5], masks_of({6, 7}, 3), ["masked"] * 3)
+    assert [drawn.results[i] for i in (0, 3, 4)] == [before[i] for i in (0, 3, 4)]
+    assert isinstance(drawn.results[5], InternalError)
+    for i in (1, 2):
+        alone = Sampler(VOCAB).draw(logits[i : i + 1].clone(), [rows[i]])
+        alone.apply([0], masks_of({6, 7}, 1), ["masked"])
+        (theirs,), ours = alone.results, drawn.results[i]
+        assert isinstance(ours, Sampled)
+        assert isinstance(theirs, Sampled)
+        assert (ours.token_id, ours.rank) == (theirs.token_id, theirs.rank)
+        assert ours.token_id in (6, 7)
+
+
+def test_a_row_whose_mask_leaves_nothing_is_refused_alone() -> None:
+    rows = [row(P(temperature=1.0, allowed_token_ids=(4, 5)), seed=1), row(P(temperature=1.0), seed=2)]
+    drawn = Sampler(VOCAB).draw(torch.tensor([some_logits(1)] * 2), rows)
+    drawn.apply([0, 1], masks_of({6}, 2), ["masked"] * 2)
+    assert isinstance(drawn.results[0], InvalidRequest)
+    assert tokens([drawn.results[1]]) == [6]
 
 
 @pytest.mark.parametrize(
@@ -209,10 +301,10 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
     if coarse:  # many equal logits, as a bfloat16 output layer makes
         logits = logits.bfloat16().float()
     rows = [row(p, seed=seed + i, prompt=[1, 2], output=[3, 4, 4]) for i, p in enumerate(all_params)]
-    together = Sampler(size).sample(logits.clone(), rows)
-    backwards = Sampler(size).sample(logits.flip(0), rows[::-1])[::-1]
+    together = Sampler(size).draw(logits.clone(), rows).results
+    backwards = Sampler(size).draw(logits.flip(0), rows[::-1]).results[::-1]
     for i, r in enumerate(rows):
-        (alone,) = Sampler(size).sample(logits[i : i + 1].clone(), [r])
+        (alone,) = Sampler(size).draw(logits[i : i + 1].clone(), [r]).results
         assert isinstance(alone, Sampled)
         for other in (together[i], backwards[i]):
             assert isinstance(other, Sampled)
@@ -224,9 +316,9 @@ def assert_same_tokens(logits: Tensor, rows: list[SampleRow], level: str) -> Non
     """The kernel's tokens are torch's, but where a draw falls on the border between two within rounding."""
     sampler = Sampler(logits.shape[1])
     with compiled.using_level(level):
-        ours = sampler.sample(logits.clone(), rows)
+        ours = sampler.draw(logits.clone(), rows).results
     with compiled.using_level("none"):
-        theirs = sampler.sample(logits.clone(), rows)
+        theirs = sampler.draw(logits.clone(), rows).results
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if not (isinstance(a, Sampled) and isinstance(b, Sampled)):
             assert type(a) is type(b)
@@ -267,6 +359,19 @@ def test_the_kernel_cuts_a_flat_distribution_where_torch_does(level: str, top_p:
     assert_same_tokens(logits, rows, level)
 
 
+@pytest.mark.parametrize("level", compiled.levels())
+@pytest.mark.parametrize("banned", [0, 1500, 30_000])
+@pytest.mark.parametrize("fall", [3.0, 0.03, 0.004, 0.0005])
+def test_the_kernel_finds_a_nucleus_of_any_number_of_tokens(level: str, fall: float, banned: int) -> None:
+    """The logit falls by so much from token to token, so that the nucleus has 1 to 5,000 of them."""
+    size = 40_000
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.stack([-fall * torch.randperm(size, generator=generator).float() for _ in range(4)])
+    logits[:, :banned] = -math.inf
+    rows = [row(SamplingParams(top_p=p), seed=i) for i, p in enumerate((0.3, 0.9, 0.9, 0.99))]
+    assert_same_tokens(logits, rows, level)
+
+
 @given(data=st.data())
 @settings(max_examples=100)
 def test_only_tokens_with_probability_are_drawn(data: st.DataObject) -> None:
@@ -274,7 +379,7 @@ def test_only_tokens_with_probability_are_drawn(data: st.DataObject) -> None:
     logits = [data.draw(st.floats(-8, 8, width=16)) for _ in range(min(size, 12))]
     logits += some_logits(size, size - len(logits))
     r = row(data.draw(params), seed=data.draw(st.integers()), prompt=[0, 1], output=[2, 0])
-    (token,) = tokens(Sampler(size).sample(torch.tensor([logits]), [r]))
+    (token,) = tokens(Sampler(size).draw(torch.tensor([logits]), [r]).results)
     p = exact(logits, r)
     if r.sampling.temperature == 0:
         adjusted = exact(
@@ -340,7 +445,7 @@ def test_a_draw_inverts_the_cumulative_distribution_in_vocabulary_order(size: in
     logits = torch.randn(1, size, generator=torch.Generator().manual_seed(size))
     ends = logits[0].double().softmax(0).cumsum(0)
     rows = [row(SamplingParams(), seed=s, index=2, output=[0]) for s in range(400)]
-    for r, token in zip(rows, tokens(Sampler(size).sample(logits.repeat(400, 1), rows)), strict=True):
+    for r, token in zip(rows, tokens(Sampler(size).draw(logits.repeat(400, 1), rows).results), strict=True):
         u = uniform(r.seed, 2, 1)
         assert u < ends[token] + 1e-6
         assert token == 0 or u >= ends[token - 1] - 1e-6
@@ -362,14 +467,16 @@ def test_greedy_takes_the_lowest_of_equal_ids(size: int) -> None:
     logits = torch.zeros(3, size)
     logits[1, size // 2 :] = 1.0
     logits[2, -1] = 1.0
-    got = tokens(Sampler(size).sample(logits, [row(SamplingParams(temperature=0.0))] * 3))
+    got = tokens(Sampler(size).draw(logits, [row(SamplingParams(temperature=0.0))] * 3).results)
     assert got == [0, size // 2, size - 1]
 
 
 def test_a_tiny_temperature_is_greedy() -> None:
     logits = torch.tensor([some_logits(3)])
     for temperature in (1e-300, 1e-38, 1e-6, 0.0):
-        (token,) = tokens(Sampler(VOCAB).sample(logits.clone(), [row(SamplingParams(temperature=temperature), seed=9)]))
+        (token,) = tokens(
+            Sampler(VOCAB).draw(logits.clone(), [row(SamplingParams(temperature=temperature), seed=9)]).results
+        )
         assert token == int(logits.argmax())
 
 
@@ -378,7 +485,7 @@ def test_padding_beyond_the_vocabulary_is_never_chosen() -> None:
     logits[:, 30:] = 50.0
     sampler = Sampler(30)
     rows = [row(SamplingParams(temperature=t, logprobs=5), seed=s) for s, t in enumerate([0.0, 1.0] * 100)]
-    results = sampler.sample(logits, rows)
+    results = sampler.draw(logits, rows).results
     assert max(tokens(results)) < 30
     assert all(isinstance(r, Sampled) and max(t for t, _ in r.top) < 30 for r in results)
 
@@ -394,7 +501,7 @@ def test_log_probabilities_are_those_of_the_untouched_logits() -> None:
         row(SamplingParams(temperature=0.0)),
         row(SamplingParams(temperature=0.0, n=1, best_of=2)),
     ]
-    first, second, third = Sampler(VOCAB).sample(logits, rows)
+    first, second, third = Sampler(VOCAB).draw(logits, rows).results
     assert isinstance(first, Sampled)
     assert isinstance(third, Sampled)
     assert first.token_id == 7
@@ -419,7 +526,7 @@ def test_log_probabilities_count_the_padding_as_the_model_does() -> None:
 
 def test_as_many_rivals_are_given_as_each_row_asks_for() -> None:
     rows = [row(SamplingParams(temperature=0.0, logprobs=k)) for k in (0, 1, 4)]
-    results = Sampler(VOCAB).sample(torch.tensor([some_logits(8)] * 3), rows)
+    results = Sampler(VOCAB).draw(torch.tensor([some_logits(8)] * 3), rows).results
     assert [len(r.top) for r in results if isinstance(r, Sampled)] == [0, 1, 4]
 
 
@@ -432,8 +539,8 @@ def test_a_row_that_is_not_finite_fails_alone(temperature: float, value: float) 
     logits = torch.tensor([some_logits(1)] * 3)
     logits[1, 20] = value
     rows = [row(SamplingParams(temperature=temperature, logprobs=1, top_p=0.9, top_k=5), seed=s) for s in range(3)]
-    good = Sampler(VOCAB).sample(logits[[0, 2]], [rows[0], rows[2]])
-    results = Sampler(VOCAB).sample(logits, rows)
+    good = Sampler(VOCAB).draw(logits[[0, 2]], [rows[0], rows[2]]).results
+    results = Sampler(VOCAB).draw(logits, rows).results
     assert isinstance(results[1], InternalError)
     assert [results[0], results[2]] == good
 
@@ -444,7 +551,7 @@ def test_a_row_whose_tokens_are_all_banned_fails_with_the_remedy(temperature: fl
         row(SamplingParams(temperature=temperature, allowed_token_ids=(2,), min_tokens=4), stop=frozenset((2,))),
         row(SamplingParams(temperature=temperature)),
     ]
-    banned, fine = Sampler(VOCAB).sample(torch.tensor([some_logits(1)] * 2), rows)
+    banned, fine = Sampler(VOCAB).draw(torch.tensor([some_logits(1)] * 2), rows).results
     assert isinstance(banned, InvalidRequest)
     assert isinstance(fine, Sampled)
 
@@ -458,4 +565,4 @@ def test_ids_outside_the_vocabulary_are_ignored_where_they_can_do_nothing() -> N
     sampling = SamplingParams(temperature=0.0, logit_bias={99: 5.0}, repetition_penalty=1.5, presence_penalty=1.0)
     r = row(sampling, prompt=[50], output=[60], bad=((70,), ()))
     logits = torch.tensor([some_logits(1)])
-    assert tokens(Sampler(VOCAB).sample(logits.clone(), [r])) == [int(logits.argmax())]
+    assert tokens(Sampler(VOCAB).draw(logits.clone(), [r]).results) == [int(logits.argmax())]

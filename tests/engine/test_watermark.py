@@ -103,7 +103,7 @@ def test_the_logits_are_those_of_transformers(
         SamplingParams(temperature=0.0), [1, previous], [], 0, 0, watermark=Watermark(key, vocab_size, ratio, 2.0)
     )
     if not temperature:
-        (sampled,) = Sampler(VOCAB).sample(logits.clone(), [chosen])
+        (sampled,) = Sampler(VOCAB).draw(logits.clone(), [chosen]).results
         assert sampled.token_id == expected.argmax()  # type: ignore[union-attr]
 
 
@@ -218,3 +218,23 @@ def test_the_command_tells_marked_texts_from_others(
     text.write_text("")
     assert main(["watermark", str(text), "--config", str(config)]) == 1
     assert "at least 2 are needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("marked", "said"),
+    [
+        (("chat", "other"), "has 2 models with a watermark: chat, other; choose one with --name."),
+        ((), "has 0 models with a watermark; set watermark.key_file of one."),
+    ],
+)
+def test_the_command_asks_which_model_where_not_just_one_has_a_watermark(
+    marked: tuple[str, ...], said: str, key_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, text = tmp_path / "inferd.yaml", tmp_path / "answer.txt"
+    text.write_text("some text")
+    plain = {"source": "demo"}
+    with_key = plain | {"watermark": {"key_file": str(key_file)}}
+    models = {name: with_key if name in marked else plain for name in ("chat", "other")}
+    config.write_text(json.dumps({"models": models}))
+    assert main(["watermark", str(text), "--config", str(config)]) == 1
+    assert said in " ".join(capsys.readouterr().err.split())

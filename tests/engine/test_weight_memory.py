@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -13,13 +14,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.config import KVCacheConfig, ModelConfig
+from inferd.config import KVCacheConfig, ModelConfig, ScalingConfig
 from inferd.engine import weight_memory as weight_memory_module
+from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.weight_memory import reserve_weight_memory
 from inferd.machine.weight_memory import WeightMemory
 from inferd.native import compiled
 from inferd.native.packed import PackedWeight, packing_into
+from inferd.worker.main import create_backend as create_any_backend
+from inferd.worker.main import prepare_for
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="the system has no large pages to ask for")
 MB = 1 << 20
@@ -103,23 +107,29 @@ def _resident(smaps: str, address: int) -> int:
     raise AssertionError("no such mapping")
 
 
-def test_a_large_model_gets_room_for_its_weights_unless_the_machine_has_several_memories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def large_model(folder: Path, rows: int) -> int:
+    """A checkpoint whose weights are a hole, which no test reads; the bytes of the weights."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 1024,
         "intermediate_size": 1024,
-        "vocab_size": 40_000,
+        "vocab_size": rows,
     }
     config |= {"num_hidden_layers": 1, "num_attention_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
-    size = 40_000 * 1024 * 4
-    table = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [40_000, 1024], "data_offsets": [0, size]}}
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+    size = rows * 1024 * 4
+    table = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [rows, 1024], "data_offsets": [0, size]}}
     header = json.dumps(table).encode()
-    with (tmp_path / "model.safetensors").open("wb") as file:
+    with (folder / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + size)  # a hole: this test does not read it
+        file.truncate(8 + len(header) + size)
+    return size
+
+
+def test_a_large_model_gets_room_for_its_weights_unless_the_machine_has_several_memories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = large_model(tmp_path, 40_000)
     asked = ModelConfig(source=os.fspath(tmp_path), dtype="float32")
     monkeypatch.setattr(weight_memory_module, "_SECOND_NODE", tmp_path / "none")
     reserved = reserve_weight_memory(asked)
@@ -143,6 +153,42 @@ def test_a_large_model_gets_room_for_its_weights_unless_the_machine_has_several_
         larger.close()
     monkeypatch.setattr(weight_memory_module, "_SECOND_NODE", tmp_path)
     assert reserve_weight_memory(asked) is None
+
+
+def test_a_spare_worker_holds_the_memory_of_the_weights_where_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = large_model(tmp_path, 40_000)
+    monkeypatch.setattr(weight_memory_module, "_SECOND_NODE", tmp_path / "none")
+
+    def prepared(*, spare_memory: bool) -> WeightMemory | None:
+        scaling = ScalingConfig(max=2, spare=True, spare_memory=spare_memory)
+        return prepare_for(ModelConfig(source=os.fspath(tmp_path), dtype="float32", scaling=scaling))
+
+    assert prepared(spare_memory=False) is None
+    held = prepared(spare_memory=True)
+    if not compiled.BUILT:
+        assert held is None
+        return
+    assert held is not None
+    held._thread.join()
+    assert held.spare_bytes >= size, "its pages were touched"
+    engine = create_any_backend("demo", ModelConfig(source="demo", threads=1), lambda *_: None, held)
+    assert held._reserved > 0, "a model that is loaded then is packed into it"
+    assert isinstance(engine, Engine)
+    engine.close()
+
+
+def test_more_memory_than_the_system_promises_is_not_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a model that is larger than the machine's memory: its load says what is wrong."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    large_model(tmp_path, 40_000)
+    monkeypatch.setattr(weight_memory_module, "_SECOND_NODE", tmp_path / "none")
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    assert reserve_weight_memory(ModelConfig(source=os.fspath(tmp_path), dtype="float32")) is None
 
 
 def test_small_models_and_those_that_are_not_there_get_no_room(tmp_path: Path) -> None:

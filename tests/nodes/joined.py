@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -117,10 +117,11 @@ async def cluster(
     patience: Patience = IMPATIENT,
     settings: NodesConfig = NodesConfig(listen="127.0.0.1:0"),
     work_in: Mapping[str, Path] = {},
+    command: Sequence[str] = TINY_WORKER,
 ) -> AsyncIterator[Cluster]:
-    """A server's router with nodes of these names; at the end no process is left."""
+    """A server's router with nodes of these names; at the end no process is left. ``command`` starts workers here."""
     witness = Witness()
-    router = Router(Config(models={"tiny": model}), witness, command=TINY_WORKER, patience=patience, plan=no_plan)
+    router = Router(Config(models={"tiny": model}), witness, command=command, patience=patience, plan=no_plan)
     assert settings.listen is not None
     listener = open_nodes(settings, folder / "nodes", router.machines, router.vacate, witness)
     await listener.start(bound_socket(settings.listen))

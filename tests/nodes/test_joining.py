@@ -24,6 +24,7 @@ from inferd.nodes.messages import (
     Fetch,
     First,
     Join,
+    ModelFile,
     Refused,
     ToNode,
     framed,
@@ -69,6 +70,16 @@ def test_every_machine_that_may_not_join_is_told_why(tmp_path: Path) -> None:
                 (join(secret, labels={f"l{n}": "v" for n in range(65)}), "name", "more than 64 labels"),
                 (Attach("no-key"), "message", "no worker waits"),
                 (Fetch("no-key", "0" * 64), "message", "no worker waits for this file"),
+            ]
+            # The channel of a worker is opened once, and its files have ends.
+            await made.until_placed("there")
+            ((key, (_, life)),) = made.listener._lives.items()
+            life.files = [ModelFile("weights", "/there/weights", 100, "0" * 64)]
+            refused += [
+                (Attach(key), "message", "no worker waits"),
+                (Fetch(key, "1" * 64), "message", "no worker waits for this file"),
+                (Fetch(key, "0" * 64, 101), "message", "no worker waits for this file"),
+                (Fetch(key, "0" * 64, -1), "message", "no worker waits for this file"),
             ]
             for first, code, words in refused:
                 (said,) = await asked(made, first)

@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.config import ModelConfig, PlacementConfig
-from inferd.router.replicas.machines import HERE, Machine, Machines, allows, choose, has_room
+from inferd.config import ModelConfig, ParallelConfig, PlacementConfig, RolesConfig
+from inferd.nodes.life import RankLife
+from inferd.router.replicas.machines import (
+    HERE,
+    Machine,
+    Machines,
+    allows,
+    allows_ranks,
+    choose,
+    choose_for_ranks,
+    has_room,
+)
 from inferd.worker.messages import FromWorker, Load
 from inferd.worker.process import Life
 from inferd.worker.supervisor import NoMachineError
@@ -58,6 +69,36 @@ def test_the_machine_is_allowed_has_room_and_no_other_such_has_fewer_of_the_mode
     assert chosen in fit
     assert chosen.num_of_model == min(m.num_of_model for m in fit)
     assert choose(machines[::-1], model, need_bytes, avoid) == chosen, "the order of the machines does not count"
+
+
+@given(MACHINES, MODELS, st.integers(2, 5), st.integers(0, 30))
+def test_the_ranks_of_a_replica_are_placed_together_or_not_at_all(
+    machines: tuple[Machine, ...], model: ModelConfig, count: int, need_bytes: int
+) -> None:
+    model = msgspec.structs.replace(model, parallel=ParallelConfig(pipeline=count, machines=count))
+    each = -(-need_bytes // count)
+    fit = [m.name for m in machines if m.name != HERE and allows_ranks(model, m) and has_room(m, each)]
+    if len(fit) < count - 1 or not has_room(machines[0], each):
+        with pytest.raises(NoMachineError):
+            choose_for_ranks(machines, model, need_bytes)
+        return
+    chosen = choose_for_ranks(machines, model, need_bytes)
+    assert len(chosen) == len(set(chosen)) == count - 1
+    assert set(chosen) <= set(fit)
+    assert choose_for_ranks(machines[::-1], model, need_bytes) == chosen, "the order of the machines does not count"
+
+
+def test_what_is_missing_for_the_ranks_of_a_replica_is_said() -> None:
+    here = Machine(name=HERE, num_cores=2, free_bytes=None)
+    small = Machine(name="small", num_cores=2, free_bytes=10, labels={"zone": "a"})
+    model = ModelConfig(
+        source="tiny", parallel=ParallelConfig(pipeline=2, machines=2), placement=PlacementConfig(labels={"zone": "a"})
+    )
+    with pytest.raises(NoMachineError, match="its ranks need 1 node with zone=a beside this machine, and none joined"):
+        choose_for_ranks([here], model, 60)
+    with pytest.raises(NoMachineError, match=r"a part of a replica takes 30 .*, and free are small 10 "):
+        choose_for_ranks([here, small], model, 60)
+    assert choose_for_ranks([here, small], model, 20) == ["small"]
 
 
 @given(MODELS, machine("one"))
@@ -110,6 +151,11 @@ class FakeNode:
     ) -> Life:
         self.launched.append(name)
         return None  # type: ignore[return-value]
+
+    def launch_rank(
+        self, name: str, load: Load, rank: int, on_messages: Callable[[list[FromWorker]], None]
+    ) -> RankLife:
+        raise AssertionError("a model of one machine has no ranks on nodes")
 
 
 def test_a_spot_keeps_its_machine_and_takes_another_when_that_is_gone() -> None:
@@ -167,5 +213,64 @@ def test_where_a_model_did_not_load_it_is_not_tried_again_until_all_were_tried()
             moved = spot.may_move()
         assert places == ["one", "two"]
         assert not spot.avoided
+
+    asyncio.run(scenario())
+
+
+class FullCluster:
+    """A cluster without room."""
+
+    def awaited(self, model: str) -> tuple[str, bool]:
+        return "no room", False
+
+    def has_room(self, model: str) -> bool:
+        return False
+
+
+def test_a_cluster_is_asked_for_room_by_the_models_that_are_placed_in_it_alone() -> None:
+    machines = Machines(())
+    near = ModelConfig(source="x", placement=PlacementConfig(nodes="any"))
+    far = ModelConfig(source="x", placement=PlacementConfig(nodes="ray"))
+    spots = {"any": machines.spot("near", lambda: near, 1), "ray": machines.spot("far", lambda: far, 1)}
+    assert {where: machines.may_add(spot) for where, spot in spots.items()} == {"any": True, "ray": True}
+    machines.reserver = FullCluster()
+    assert {where: machines.may_add(spot) for where, spot in spots.items()} == {"any": True, "ray": False}
+
+
+def test_replicas_that_hand_blocks_over_run_on_this_machine() -> None:
+    config = ModelConfig(source="x", roles=RolesConfig(), placement=PlacementConfig(nodes="any"))
+    here, there = (Machine(name=name, num_cores=4, free_bytes=100) for name in (HERE, "one"))
+    assert (allows(config, here), allows(config, there)) == (True, False)
+    assert choose([there, here], config, 1).name == HERE
+    assert allows(msgspec.structs.replace(config, roles=None), there)
+
+
+def test_nodes_have_room_for_as_many_replicas_as_their_memory_holds_each() -> None:
+    machines = Machines(())
+    for name, memory_bytes in (("one", 250), ("two", 199), ("three", 99)):
+        machines.add_node(FakeNode(name, memory_bytes))
+    config = ModelConfig(source="tiny", placement=PlacementConfig(nodes="only"))
+    assert machines.room_on_nodes("tiny", config, 100) == 2 + 1 + 0
+
+
+def test_a_node_that_is_reserved_for_a_model_is_no_other_models() -> None:
+    machines = Machines(())
+    node = FakeNode("one", 100)
+    node.reserved_for = "tiny"
+    machines.add_node(node)
+    assert [[one.name for one in machines.machines(model)] for model in ("tiny", "other")] == [[HERE, "one"], [HERE]]
+
+
+def test_a_replica_that_waits_for_a_machine_looks_again_when_another_one_is_gone() -> None:
+    async def scenario() -> None:
+        machines = Machines(())
+        config = ModelConfig(source="tiny")
+        gone, waiting = (machines.spot("tiny", lambda: config, 60) for _ in range(2))
+        waits = asyncio.create_task(waiting.wait_for_change())
+        await asyncio.sleep(0)
+        gone.leave()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert waits.done()
 
     asyncio.run(scenario())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inferd.config import ModelConfig, SpeculationConfig
 from inferd.errors import ModelLoadError
-from inferd.nodes.cache import Cache, first_unused
+from inferd.nodes.cache import KEPT_FREE_BYTES, Cache, first_unused
 from inferd.nodes.files import CHUNK_BYTES, are_equal, chunk_digest, model_files, send_file, sha256_of, with_whole_paths
 from inferd.nodes.messages import Chunk, ModelFile, Refused, Whole, to_fetcher_decoder
 from inferd.worker.channel import Frames
@@ -122,6 +122,13 @@ def test_a_full_disk_is_named_before_anything_is_fetched(tmp_path: Path, monkeyp
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(10**9, 10**9, 10**6))
     with pytest.raises(ModelLoadError, match=r"cannot be kept in .*node: .* are to come and .* are free; make room"):
         Cache(tmp_path / "node").missing(files)
+    # Some of the disk stays free.
+    need = sum(file.size for file in {file.sha256: file for file in files}.values())
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(10**9, 10**9, need + KEPT_FREE_BYTES - 1))
+    with pytest.raises(ModelLoadError, match="make room"):
+        Cache(tmp_path / "node").missing(files)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(10**9, 10**9, need + KEPT_FREE_BYTES))
+    assert len(Cache(tmp_path / "node").missing(files)) == len({file.sha256 for file in files})
 
 
 def test_a_file_that_is_gone_on_the_server_is_told(tmp_path: Path) -> None:

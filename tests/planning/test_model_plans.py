@@ -272,6 +272,7 @@ def test_two_models_with_budgets_stay_within_them_under_a_flood(tiny_model: Path
             if engine.due(0.0) is None:
                 continue
             outputs, stats = engine.step(0.0)
+            assert stats is not None
             ended[name] += sum(output.end is not None and output.end.outcome == "done" for output in outputs)
             fullest[name] = max(fullest[name], stats.blocks_used)
             cache = engine._runner.cache

@@ -74,7 +74,7 @@ def test_the_json_of_a_client_reaches_the_worker_with_integers_of_any_size(value
     sent: list[ToWorker] = [
         Submit(asked), Submit(PredictRequest(id="b", model="m", dialect="v2", body=b"\x00\xff")), Cancel("c"),
     ]  # fmt: skip
-    assert list(Frames(to_worker_decoder).feed(encode_frame(sent))) == [sent]
+    assert list(Frames(to_worker_decoder).feed(bytes(encode_frame(sent)))) == [sent]
 
 
 @given(st.binary(min_size=1, max_size=200))
@@ -225,7 +225,7 @@ def test_large_requests_leave_in_frames_of_their_own() -> None:
     decoded = [
         [
             message.request.num_bytes
-            for message in next(iter(Frames(to_worker_decoder).feed(frame)))
+            for message in next(iter(Frames(to_worker_decoder).feed(bytes(frame))))
             if isinstance(message, Submit)
         ]
         for frame in frames

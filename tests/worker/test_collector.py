@@ -24,7 +24,7 @@ class Told(TinyBackend):
     def tokenize(self, prompt, want_strings=False, tenant=""):
         return [int(self.loading), int(gc.isenabled()), int(gc.get_freeze_count() > 1000)], None
 
-module.main.__defaults__ = (None, lambda name, config, progress: Told(name, config))
+module.main.__defaults__ = (None, lambda name, config, *_: Told(name, config))
 runpy.run_module("inferd.worker", run_name="__main__")
 """
 

@@ -30,7 +30,12 @@ class Script(queue.SimpleQueue[Work]):
         for work in self.parts.pop(0) if self.parts else [Halt()]:
             self.put(work)
 
+    comes_soon = False
+    """Whether what comes next comes within the time of a limited wait."""
+
     def get(self, block: bool = True, timeout: float | None = None) -> Work:
+        if timeout is not None and self.empty() and not self.comes_soon:
+            raise queue.Empty
         while self.empty():
             self.feed()
         return super().get(block, timeout)
@@ -136,6 +141,16 @@ def test_idle_time_is_used_until_work_comes_or_nothing_is_left_to_do(turns: int,
     loop.run()
     assert backend.left == left
     assert [output.end.outcome for output in bench.sent if output.end] == ["done"]
+
+
+def test_work_that_comes_soon_does_not_wait_for_what_is_done_ahead() -> None:
+    bench = Bench()
+    backend = Diligent(5, -1, bench.inbox)
+    bench.loop = StepLoop(backend, bench.inbox, bench._send)
+    bench.inbox.comes_soon = True
+    bench.run([bench.add("a", "hello", 1)], [bench.add("b", "hello", 1)])
+    assert backend.left == 5
+    assert [output.end.outcome for output in bench.sent if output.end] == ["done", "done"]
 
 
 def test_halting_ends_what_runs_as_cancelled() -> None:

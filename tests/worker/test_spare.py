@@ -18,8 +18,10 @@ from inferd.router.stream import open_stream
 MIB = 1 << 20
 
 
-def scaled(*, spare: bool = True, least: int = 1, environment: tuple[str, ...] = ()) -> Config:
-    scaling = ScalingConfig(min=least, max=2, spare=spare)
+def scaled(
+    *, spare: bool = True, least: int = 1, environment: tuple[str, ...] = (), spare_memory: bool = False
+) -> Config:
+    scaling = ScalingConfig(min=least, max=2, spare=spare, spare_memory=spare_memory)
     model = ModelConfig(source="tiny", scaling=scaling, hang_timeout_s=60.0, drain_s=0.0, environment=environment)
     return Config(models={"tiny": model})
 
@@ -100,6 +102,31 @@ def test_a_spare_worker_that_died_or_has_another_environment_is_not_used() -> No
                 patch.setenv("NAME_OF_A_TEST", "1")
                 await router.apply(scaled(environment=("NAME_OF_A_TEST",)))  # which starts the worker again
             assert spare not in pids(router)
+
+    asyncio.run(run())
+
+
+def test_a_spare_worker_with_the_memory_of_weights_takes_the_place_of_one_without() -> None:
+    async def run() -> None:
+        async with routing(scaled(), plan=planned) as (router, _):
+            first = await spare_of(router)
+            await router.apply(scaled(spare_memory=True))
+            await until(lambda: fleet_of(router).spare_pid not in (None, first), "there is another one", 60.0)
+            second = fleet_of(router).spare_pid
+            assert await router.scale("tiny", 2) == 2
+            assert second in pids(router)
+
+    asyncio.run(run())
+
+
+def test_the_memory_of_weights_is_that_of_the_model_as_it_is_configured() -> None:
+    async def run() -> None:
+        config = scaled(least=0, spare_memory=True)
+        async with routing(config, plan=planned) as (router, _):
+            first = await spare_of(router)
+            model = msgspec.structs.replace(config.models["tiny"], dtype="float32")
+            await router.apply(Config(models={"tiny": model}))
+            await until(lambda: fleet_of(router).spare_pid not in (None, first), "there is another one", 60.0)
 
     asyncio.run(run())
 

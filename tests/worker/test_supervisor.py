@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -31,10 +32,12 @@ from tests.worker.watching import (
 )
 
 from inferd.config import Config, ModelConfig
-from inferd.events import ReplicaChanged
+from inferd.events import LoadProgress, ReplicaChanged
+from inferd.machine.memory import rss_bytes
 from inferd.router.router import Router
 from inferd.router.stream import open_stream
 from inferd.worker import process as process_module
+from inferd.worker.main import PROGRESS_S
 from inferd.worker.supervisor import Patience, _Watch, restart_delay
 
 RESTARTS = 30
@@ -98,6 +101,21 @@ def test_the_check_for_leaks_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
         os.close(descriptor)
 
 
+def test_the_progress_of_loading_is_reported_when_its_phase_changes_and_then_at_intervals() -> None:
+    async def scenario() -> list[LoadProgress]:
+        async with serving("tiny reports=300") as (_, witness):
+            return [event for event in witness.events if isinstance(event, LoadProgress)]
+
+    told = asyncio.run(scenario())
+    assert [(event.phase, event.done) for event in (told[0], told[1], told[-1])] == [
+        ("weights", 0),
+        ("files", 0),
+        ("weights", 1),
+    ]
+    during = [event.at for event in told[1:-1]]
+    assert all(later - earlier >= PROGRESS_S for earlier, later in pairwise(during)), "each report is a message"
+
+
 def test_a_worker_ignores_the_signals_of_terminals_and_service_managers() -> None:
     async def scenario() -> None:
         async with serving() as (router, witness):
@@ -119,6 +137,19 @@ def test_a_worker_that_grows_tells_how_much_memory_it_has() -> None:
             await until(lambda: router.models()[0].memory_bytes > before + 0.9 * more, "it has told its size")
             told = [event for event in witness.events if isinstance(event, ReplicaChanged) and event.state == "ready"]
             assert told[-1].rss_bytes == router.models()[0].memory_bytes
+
+    asyncio.run(scenario())
+
+
+def test_the_memory_of_a_worker_is_that_of_all_its_ranks() -> None:
+    async def scenario() -> None:
+        async with serving("ranks") as (router, _):  # the other rank is this process
+            alone, other = rss_bytes(worker_pid(router)), rss_bytes()
+            assert worker(router).measure_rss() > alone + 0.5 * other
+            more = 100_000_000
+            await outputs_of(open_stream(router, ask(f"grow={more}")))
+            expected = alone + 0.5 * other + 0.9 * more
+            await until(lambda: worker(router).rss_bytes > expected, "a heartbeat has told the size of both")
 
     asyncio.run(scenario())
 

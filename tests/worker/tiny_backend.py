@@ -16,7 +16,9 @@ a test see how far it is and let it go on.
     "invalid" / "defect"   refused, or a bug, while it is prepared
     "refused"          refused by ``add``
 
-The model's own source may have ``books=PATH``: a file to which each token is noted as it is made.
+The model's own source may have ``books=PATH``: a file to which each token is noted as it is made; ``reports=300``
+reports the progress of loading so many times. Of the source ``ranks`` the process that started the worker counts as
+its other rank.
 """
 
 from __future__ import annotations
@@ -89,6 +91,7 @@ class TinyBackend:
             num_blocks=10,
             block_size=16,
             max_num_seqs=MAX_NUM_SEQS,
+            rank_pids=(os.getppid(),) if config.source == "ranks" else (),
         )
         self.requests: dict[str, Prepared] = {}
         self._cancelled: list[Prepared] = []
@@ -235,12 +238,21 @@ def text_of(prompt: Chat | TextPrompt | TokenPrompt) -> str:
             return " ".join(map(str, ids))
 
 
-def create(name: str, config: ModelConfig, progress: Callable[[str, int, int], None]) -> TinyBackend:
+def create(
+    name: str,
+    config: ModelConfig,
+    progress: Callable[[str, int, int], None],
+    weight_memory: object = None,
+    far: str = "",
+) -> TinyBackend:
     """``config.source`` says how loading goes: its words are commands as well."""
     words = dict(word.partition("=")[::2] for word in config.source.split())
     if "first" in words and _is_first(words["first"]):
         return TinyBackend(name, config)
     progress("weights", 0, 1)
+    for done in range(int(words.get("reports", 0))):
+        progress("files", done, 1000)
+        threading.Event().wait(0.001)
     if "gate" in words:
         pause = threading.Event()
         while not os.path.exists(words["gate"]):

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ from inferd.checkpoints.weights import MappedFile
 from inferd.config.units import bytes_text
 from inferd.engine.model.cuts import adapter_pieces
 from inferd.engine.model.load import Decoder
-from inferd.engine.model.share import ALONE
 from inferd.errors import InferdError, ModelLoadError, ModelNotFound
 from inferd.machine.memory import available_bytes
 from inferd.native.low_rank import LoadedAdapter, LowRank, low_rank
@@ -177,11 +177,11 @@ def load_adapter(
                 )
         matrices.append((pair, a, b))
     parts: dict[tuple[int, int], list[LowRank]] = {}
-    share = ALONE if ranks is None else ranks.share
+    share = decoder.share
     for piece in adapter_pieces(share, decoder.config, matrices):
         made = low_rank(piece.a, piece.b, piece.first, piece.scale)
         parts.setdefault((piece.layer, piece.product), []).append(made)
     adapter = LoadedAdapter(name, identity, len(share.layers(decoder.config.num_layers)), parts)
     if ranks is not None:
-        ranks.give(adapter, lambda share: adapter_pieces(share, decoder.config, matrices))
+        ranks.give(adapter, lambda other: adapter_pieces(replace(share, rank=other.rank), decoder.config, matrices))
     return adapter

@@ -63,7 +63,7 @@ class BeamSearch:
         for sequence in self._live:
             self._scheduler.remove(sequence)
 
-    def play_best(self, generation: Generation, now: float) -> None:
+    def play_best(self, generation: Generation) -> None:
         """Give ``generation`` the best hypotheses as its choices, with text, stops and log-probabilities."""
         prepared = generation.prepared
         generation.choices.clear()
@@ -79,7 +79,7 @@ class BeamSearch:
             generated = generation.num_generated
             for token_id in hypothesis.token_ids:
                 if choice.finish_reason is None:
-                    generation.push(sequence, Sampled(token_id, 0.0, 0, ()), now)
+                    generation.push(sequence, Sampled(token_id, 0.0, 0, ()))
             generation.num_generated = generated
             sequence.cumulative_logprob = hypothesis.cumulative_logprob
             choice.finish_reason = choice.finish_reason or "length"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +21,12 @@ from inferd.engine.answer_scoring import AnswerScoring
 from inferd.engine.beam_search import BeamSearch
 from inferd.engine.generation import Choice, Generation
 from inferd.engine.hand_over.link import EngineLink
-from inferd.engine.masks import MaskMaker, Masks, Wanted
+from inferd.engine.masks import MaskMaker
+from inferd.engine.native_decoder import Layers
+from inferd.engine.paused_step import MOST_BEFORE, PausedStep
 from inferd.engine.prepare import Prepared, Preparer
 from inferd.engine.runner import Runner
-from inferd.engine.sampler import Sampled, Sampler, SampleRow
+from inferd.engine.sampler import Drawn, Sampled, Sampler, SampleRow
 from inferd.engine.scheduling.accounting import Account, Ledger
 from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.scheduler import Scheduler, Slice, Step
@@ -31,6 +34,7 @@ from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.speculation import Speculation
 from inferd.engine.step_clock import StepClock
 from inferd.errors import InferdError, InvalidRequest, Overloaded
+from inferd.native.attention import FlatBatch
 from inferd.native.low_rank import LoadedAdapter
 from inferd.native.masks import RowMasks
 from inferd.structured.guide import INVALID_ANSWER, Guide
@@ -43,7 +47,6 @@ from inferd.types import (
     Link,
     ModelInfo,
     Output,
-    SamplingParams,
     StepStats,
     TextPrompt,
 )
@@ -77,10 +80,8 @@ class Engine:
         self._generations: dict[str, Generation] = {}
         self._beams: dict[str, BeamSearch] = {}
         self._scorings: dict[str, AnswerScoring] = {}
-        self._guides: dict[Sequence, Guide] = {}  # of the constrained answers; empty: steps do nothing about masks
-        self._mask_maker = MaskMaker(preparer.mask_words)
-        self._masks: tuple[list[Sequence], Masks] | None = None  # of the step under way, by sequence
-        self._rescored: set[Sequence] = set()  # their tokens may be replaced by others, and must be scored
+        self._guides: dict[Sequence, Guide] = {}  # of the constrained answers
+        self._mask_maker = MaskMaker(preparer.vocabulary)
         self._num_invalid = 0  # of the step under way: answers that do not satisfy their schema
         self._num_unmatched = 0  # of it: calls that do not match a schema that is not enforced
         self._cancelled: list[Generation] = []  # their ends are sent with the next step
@@ -89,6 +90,8 @@ class Engine:
         self._with_deadline: set[str] = set()
         self._next_deadline = math.inf  # none of them is due before
         self._current: Step | None = None  # the step being computed
+        self._has_arrived: Callable[[], bool] | None = None  # None: steps do not pause
+        self._paused: PausedStep | None = None
         self._outputs: list[Output] = []  # of the step so far; outputs left over from a failed step come first
         self._clock = StepClock()
         self._ledger = Ledger()
@@ -182,6 +185,11 @@ class Engine:
             if choice.finish_reason is not None:  # the answer is complete; only its end was not sent
                 self._completed.append(generation)
                 return
+        failure = self._append_certain(generation, choice) if generation.may_begin_at_once else None
+        if failure is not None:
+            self._num_invalid += failure.code == INVALID_ANSWER
+            self._end_generation(generation)
+            raise failure
         if generation.deadline_at is not None:
             self._with_deadline.add(request.id)
             self._next_deadline = min(self._next_deadline, generation.deadline_at)
@@ -203,9 +211,16 @@ class Engine:
     def due(self, now: float) -> float | None:
         return now if self._cancelled or self._completed or self._scheduler.has_work else None
 
-    def step(self, now: float) -> tuple[list[Output], StepStats]:
-        self._clock.start()
+    def pause_steps_when(self, has_arrived: Callable[[], bool]) -> None:
+        if self._runner.can_pause:
+            self._has_arrived = has_arrived
+            self._scheduler.may_pause = True
+
+    def step(self, now: float) -> tuple[list[Output], StepStats | None]:
+        self._clock = StepClock()
         self._outputs += self._expire(now) + self._end_cancelled(now)
+        if self._paused is not None:
+            return self._step_beside(self._paused, now)
         self._current = step = self._scheduler.schedule()
         if self.link is not None and not step.slices:
             self.link.make_room(now)
@@ -214,29 +229,91 @@ class Engine:
         if step.slices:
             with torch.inference_mode():
                 self._compute(step, now)
-        self._current = None
-        return self._take_outputs(), self._stats(step)
+        return self._end_step(step)
 
-    def _compute(self, step: Step, now: float) -> None:
+    def _step_beside(self, paused: PausedStep, now: float) -> tuple[list[Output], StepStats | None]:
+        """Compute first tokens that are due before the rest of a step that has paused; else go on with it."""
+        first = self._scheduler.schedule_before(paused.step) if paused.num_before < MOST_BEFORE else Step()
+        with torch.inference_mode():
+            if first.slices:
+                self._current = first
+                paused.num_before += 1
+                self._compute(first, now, before=paused)
+                return self._end_step(first)
+            self._current = paused.step
+            self._clock = paused.clock
+            self._clock.resume()
+            self._go_on(paused, now, clock.now())
+        return self._end_step(paused.step, paused)
+
+    def _end_step(self, step: Step, paused: PausedStep | None = None) -> tuple[list[Output], StepStats | None]:
+        """``paused``: the step, where it had paused."""
+        self._current = None
+        if self._paused is not None and self._paused.step is step:
+            return self._take_outputs(), None
+        step_s = 0.0 if paused is None else paused.seconds
+        return self._take_outputs(), self._stats(step, step_s)
+
+    def _compute(self, step: Step, now: float, before: PausedStep | None = None) -> None:
+        """``before``: a step that has paused, and that the computed one precedes."""
         began = clock.now()
         self._mark_scheduled(step, now)
-        self._add_guesses(step)
+        if before is None:
+            self._add_guesses(step)
+            batch = self._prepare(step)
+            layers = self._pausable(step, batch)
+            if layers is not None:
+                self._go_on(PausedStep(step, layers, self._clock), now, began)
+                return
+        else:
+            batch = self._prepare(step)
         self._ledger.begin(step, now)
-        hidden = self._forward(step)
-        self._masks = self._compute_masks(step) if self._guides else None
+        hidden = self._runner.compute(batch)
+        self._clock.lap("forward")
+        # A token's time is when it has been computed, not when the step began.
+        self._finish(step, hidden, lambda: now + clock.now() - began)
+        self._record_cost(step, clock.now() - began, has_guesses=before is None)
+
+    def _pausable(self, step: Step, batch: FlatBatch) -> Layers | None:
+        """The step's layers, where it may pause."""
+        if self._has_arrived is None or self.link is not None or not self._scheduler.is_pausable(step):
+            return None
+        return self._runner.begin(batch)
+
+    def _go_on(self, paused: PausedStep, now: float, began: float) -> None:
+        """Compute the rest of a step, until it pauses. ``began``: when ``now`` was."""
+        assert self._has_arrived is not None
+        step = paused.step
+        self._ledger.begin(step, now, paused.seconds)
+        hidden = paused.layers.advance(self._has_arrived)
+        self._clock.lap("forward")
+        if hidden is None:
+            computed_s = clock.now() - began
+            paused.seconds += computed_s
+            self._ledger.pause(computed_s)
+            self._paused = paused
+            return
+        self._paused = None
+        self._finish(step, hidden, lambda: now + clock.now() - began)
+        computed_s = clock.now() - began
+        before_s, paused.seconds = paused.seconds, paused.seconds + computed_s
+        self._record_cost(step, computed_s, before_s, has_guesses=not paused.num_before)
+
+    def _finish(self, step: Step, hidden: Tensor, read_clock: Callable[[], float]) -> None:
+        """What follows the layers: commit, score, sample."""
         self._commit(step)
         self._score_prompts(step, hidden)
-        # A token's time is when it has been computed, not when the step began.
-        self._extend_sequences(step, hidden, lambda: now + clock.now() - began)
+        self._extend_sequences(step, hidden, read_clock)
         if self._scorings:
-            self._score_answers(step, hidden, lambda: now + clock.now() - began)
-        self._record_cost(step, clock.now() - began)
+            self._score_answers(step, hidden, read_clock)
 
     def abort_step(self, error: Exception, now: float) -> list[Output]:
         """``step`` raised: end the requests that were in it and keep the others. Outputs from before the error are
         returned too."""
         step, self._current = self._current, None
         self._ledger.drop()
+        if self._paused is not None and (step is None or step is self._paused.step):
+            self._paused = None
         failure = error if isinstance(error, InferdError) else ends.model_failed()
         ids = {part.sequence.request_id for part in step.slices} if step is not None else set(self._generations)
         outputs = self._take_outputs() + self._end_cancelled(now)
@@ -309,57 +386,11 @@ class Engine:
             self._speculation.extend(step, self._guides)
         self._clock.lap("speculate")
 
-    def _compute_masks(self, step: Step) -> tuple[list[Sequence], Masks] | None:
-        """The masks of the rows that will be sampled, while an accelerator computes the forward pass."""
-        sequences: list[Sequence] = []
-        guides: list[Guide] = []
-        drafts: list[tuple[int, ...]] = []
-        num_rows = 0
-        for part in step.slices:
-            guide = self._guides.get(part.sequence)
-            if guide is not None and part.catches_up:
-                sequences.append(part.sequence)
-                guides.append(guide)
-                drafts.append(part.draft)
-                num_rows += 1 + len(part.draft)
-        if not sequences:
-            return None
-        masks = self._mask_maker.compute(Wanted(guides, drafts, num_rows))
-        self._ledger.wait_for_masks(self._clock.lap("masks"))
-        return sequences, masks
-
-    def _row_masks(self, parts: Seq[Slice]) -> tuple[RowMasks | None, dict[Sequence, int]]:
-        """The step's masks by rows of the logits of ``parts``. Of a sequence whose guesses have none: the number of
-        its rows that have one."""
-        if self._masks is None:
-            return None, {}
-        (masked, masks), self._masks = self._masks, None
-        if len(masks.words) == len(parts) and masked == [part.sequence for part in parts]:  # no guesses, no forks
-            return RowMasks(masks.words, masks.address, list(range(len(parts)))), {}
-        places = {sequence: i for i, sequence in enumerate(masked)}
-        roots = {sequence.request_id: i for i, sequence in enumerate(masked)}
-        of: list[int] = []
-        short: dict[Sequence, int] = {}
-        for part in parts:
-            if part.sequence not in self._guides:
-                of += [-1] * (1 + len(part.draft))
-            else:
-                # A choice that was forked just now begins like the one that it was forked from.
-                place = places.get(part.sequence, roots[part.sequence.request_id])
-                count = masks.counts[place]
-                if count <= len(part.draft):
-                    short[part.sequence] = count
-                of += range(masks.first[place], masks.first[place] + count)
-                of += [-1] * (1 + len(part.draft) - count)
-        return RowMasks(masks.words, masks.address, of), short
-
-    def _forward(self, step: Step) -> Tensor:
-        """The hidden states of the step's ``_output_rows``."""
+    def _prepare(self, step: Step) -> FlatBatch:
+        """The step as arrays; only the hidden states of its ``_output_rows`` are needed."""
         batch = self._runner.prepare(step, _output_rows(step))
         self._clock.lap("batch")
-        hidden = self._runner.compute(batch)
-        self._clock.lap("forward")
-        return hidden
+        return batch
 
     def _commit(self, step: Step) -> None:
         self._scheduler.commit(step)
@@ -367,11 +398,13 @@ class Engine:
             self.link.send_computed(step)
         self._clock.lap("schedule")
 
-    def _record_cost(self, step: Step, seconds: float) -> None:
+    def _record_cost(self, step: Step, seconds: float, before_s: float = 0.0, *, has_guesses: bool) -> None:
+        """``before_s``: of the step's parts before its last pause. ``has_guesses``: guesses were made for the step, and
+        the time since then is its own."""
         self._clock.lap("text")
-        self._scheduler.record_cost(step, seconds)
+        self._scheduler.record_cost(step, before_s + seconds)
         self._ledger.commit(seconds)
-        if self._speculation is not None:
+        if self._speculation is not None and has_guesses:
             self._speculation.record_step()
 
     def _take_outputs(self) -> list[Output]:
@@ -504,43 +537,62 @@ class Engine:
     def _sample(self, parts: Seq[Slice], logits: Tensor, changed: dict[str, list[Choice]], now: float) -> None:
         """Draw a token for each of the slices' rows, and append to each sequence the tokens that follow.
 
-        The row after a guessed token counts only where that token was drawn before it. A draw depends on nothing but
-        the tokens before it, so these are the tokens that single steps would have given.
+        Tokens are drawn without the grammars' masks; inside of a text of JSON, without those that end answers. A drawn
+        token that a constraint forbids is drawn again under its mask. The row after a guessed token counts only where
+        that token was drawn before it. A draw depends on nothing but the tokens before it, so these are the tokens that
+        single steps would have given.
         """
         rows = [
             self._sample_row(part.sequence, part.draft[:count])
             for part in parts
             for count in range(len(part.draft) + 1)
         ]
-        masks, short = self._row_masks(parts)
-        raw = self._raw_rows(parts, logits)
-        drawn = iter(self._sampler.sample(logits, rows, masks))
+        drawn = self._sampler.draw(logits, rows, self._unended(parts) if self._guides else None)
         self._clock.lap("sample")
+        unsure: list[_Unsure] = []
+        first = 0
         for part in parts:
-            own = [next(drawn) for _ in range(len(part.draft) + 1)]
-            count = short.get(part.sequence, len(own))
-            self._append_drawn(part, own[:count], raw.get(part.sequence), changed, now)
+            num_right = self._append_drawn(part, drawn, first, 0, changed, now)
+            if num_right is not None:
+                unsure.append(_Unsure(part, first, num_right, self._guides[part.sequence]))
+            first += 1 + len(part.draft)
+        while unsure:
+            unsure = self._append_again(unsure, drawn, changed, now)
 
-    def _raw_rows(self, parts: Seq[Slice], logits: Tensor) -> dict[Sequence, Tensor]:
-        """The logits before sampling changes them, of the sequences whose tokens may be replaced by others and must be
-        scored."""
-        found: dict[Sequence, Tensor] = {}
-        if not self._rescored:
-            return found
-        at = 0
+    def _unended(self, parts: Seq[Slice]) -> RowMasks | None:
+        """The mask of the rows whose answers cannot end, as far as their guides know without a mask."""
+        goes_on: list[bool] = []
         for part in parts:
-            count = 1 + len(part.draft)
-            if part.sequence in self._rescored:
-                found[part.sequence] = logits[at : at + count].clone()
-            at += count
-        return found
+            guide = self._guides.get(part.sequence)
+            goes_on += [False] * (1 + len(part.draft)) if guide is None else guide.goes_on(part.draft)
+        return self._mask_maker.unended(goes_on)
 
-    def _replaced(self, token_id: int, raw: Tensor | None, sampling: SamplingParams) -> Sampled:
-        """Another token than the drawn one, with its log-probability where that is requested. ``raw`` [1, V]."""
-        if raw is None:
-            return Sampled(token_id)
-        (scored,) = self._sampler.prompt_logprobs(raw, [token_id], sampling.logprobs or 0)
-        return scored
+    def _append_again(
+        self, unsure: Seq[_Unsure], drawn: Drawn, changed: dict[str, list[Choice]], now: float
+    ) -> list[_Unsure]:
+        """Draw the next token of these sequences again where it is forbidden, and go on. Returns those that are left.
+
+        A token that ends answers, where the answer must go on, is first drawn again from all others: that needs no
+        mask of the grammar, and many models would end answers that a form makes longer.
+        """
+        self._clock.lap("text")
+        rows = [one.first + one.num_right for one in unsure]
+        guides = [
+            None if one.guide.ends_too_early(drawn.token_id(row)) else one.guide
+            for one, row in zip(unsure, rows, strict=True)
+        ]
+        masks = self._mask_maker.compute(guides)
+        self._ledger.wait_for_masks(self._clock.lap("masks"))
+        drawn.apply(rows, masks, ["unended" if guide is None else "masked" for guide in guides])
+        self._clock.lap("sample")
+        rest: list[_Unsure] = []
+        for one, guide in zip(unsure, guides, strict=True):
+            num_right = self._append_drawn(
+                one.part, drawn, one.first, one.num_right, changed, now, is_masked=guide is not None
+            )
+            if num_right is not None:
+                rest.append(one._replace(num_right=num_right))
+        return rest
 
     def _sample_row(self, sequence: Sequence, tentative: Seq[int]) -> SampleRow:
         """How a sequence is sampled after guessed tokens."""
@@ -561,42 +613,55 @@ class Engine:
     def _append_drawn(
         self,
         part: Slice,
-        drawn: list[Sampled | InferdError],
-        raw: Tensor | None,
+        drawn: Drawn,
+        first: int,
+        num_right: int,
         changed: dict[str, list[Choice]],
         now: float,
-    ) -> None:
-        """Append drawn tokens to a sequence, up to the first that differs from the guess. ``raw``: see
-        ``_raw_rows``."""
+        *,
+        is_masked: bool = False,
+    ) -> int | None:
+        """Append drawn tokens to a sequence, up to the first that differs from the guess.
+
+        ``first``: the row of ``drawn`` before the guesses. ``num_right``: the guesses that were drawn and appended
+        before. Returns None, or the number of such guesses before a token that may be forbidden. ``is_masked``: the
+        first token is allowed.
+        """
         sequence = part.sequence
         generation = self._generations.get(sequence.request_id)
         if generation is None:  # a sibling failed just now
-            return
-        num_right, was_wrong = 0, False
-        for row, (expected, sampled) in enumerate(zip((*part.draft, None), drawn, strict=False)):
+            return None
+        choice = generation.choices[sequence.index]
+        guide, was_wrong = choice.guide, False
+        while choice.finish_reason is None:  # it is not, where all of the answer was certain
+            row = first + num_right
+            sampled = drawn.results[row]
             if isinstance(sampled, InferdError):
                 self._fail(generation, sampled, now)
-                return
-            token_id = generation.choices[sequence.index].decide(sampled.token_id, generation.prepared)
+                return None
+            if guide is not None and not is_masked and not guide.vouches_for(sampled.token_id):
+                return num_right
+            is_masked = False
+            token_id = choice.decide(sampled.token_id, generation.prepared)
             if token_id != sampled.token_id:
-                scored = None if raw is None else raw[row : row + 1]
-                sampled = self._replaced(token_id, scored, sequence.sampling)
-            choice = generation.push(sequence, sampled, now)
+                sampled = drawn.scored(row, token_id)
+            generation.push(sequence, sampled)
             failure = choice.failure()
             if failure is not None:
                 self._fail(generation, failure, now)
-                return
-            if sampled.token_id != expected:
-                was_wrong = expected is not None
+                return None
+            if num_right == len(part.draft):
+                break
+            if token_id != part.draft[num_right]:
+                was_wrong = True
                 break
             num_right += 1
-            if choice.finish_reason is not None:
-                break
-        if choice.takes_certain and (certain := choice.certain()) is not None:
-            failure = self._append_certain(generation, choice, certain, now)
-            if failure is not None:
-                self._fail(generation, failure, now)
-                return
+        failure = self._append_certain(generation, choice)
+        if failure is not None:
+            self._fail(generation, failure, now)
+            return None
+        if generation.first_token_at is None:
+            generation.first_token_at = now
         changed.setdefault(generation.id, []).append(choice)
         if part.draft:
             self._scheduler.accept_guesses(part, num_right)
@@ -606,13 +671,16 @@ class Engine:
         if choice.finish_reason is not None:
             generation.num_preemptions += sequence.num_preemptions
             self._remove_sequence(sequence)
+        return None
 
-    def _append_certain(self, generation: Generation, choice: Choice, token_id: int, now: float) -> InferdError | None:
-        """Append the tokens that the answer's form leaves no choice for, ``token_id`` first. They need no logits, so
-        the next step computes them as it computes a prompt. Returns why the answer cannot go on."""
+    def _append_certain(self, generation: Generation, choice: Choice) -> InferdError | None:
+        """Append the tokens that the answer's form leaves no choice for. They need no logits, so the next step computes
+        them as it computes a prompt. Returns why the answer cannot go on."""
+        if not choice.takes_certain or (token_id := choice.certain()) is None:
+            return None
         sequence = choice.sequence
         for _ in range(_MOST_CERTAIN):
-            generation.push(sequence, Sampled(choice.decide(token_id, generation.prepared)), now)
+            generation.push(sequence, Sampled(choice.decide(token_id, generation.prepared)))
             if sequence.account is not None:
                 sequence.account.num_accepted += 1
             failure = choice.failure()
@@ -647,7 +715,7 @@ class Engine:
         generation.num_generated += num_extended
         if beams.is_done:
             self._end_generation(generation)
-            beams.play_best(generation, now)
+            beams.play_best(generation)
             self._outputs.append(_all_news(generation, now))
 
     # -- books ------------------------------------------------------------------------------
@@ -656,20 +724,18 @@ class Engine:
         choice = generation.open_choice(sequence)
         if choice.guide is not None:
             self._guides[sequence] = choice.guide
-        form = generation.prepared.request.form
-        if form is not None and form.replaces_tokens and sequence.sampling.wants_logprob:
-            self._rescored.add(sequence)
         return choice
 
     def _remove_sequence(self, sequence: Sequence) -> None:
         self._guides.pop(sequence, None)
-        self._rescored.discard(sequence)
         self._scheduler.remove(sequence)
         if self._speculation is not None:
             self._speculation.forget(sequence)
 
     def _end_generation(self, generation: Generation) -> None:
         """End a request: its sequences leave the scheduler and their blocks are free at once."""
+        if self._paused is not None and self._paused.holds(generation.id):
+            self._paused = None  # its blocks may be given away: the other requests compute the same tokens again
         for choice in generation.choices.values():
             generation.num_preemptions += choice.sequence.num_preemptions if choice.finish_reason is None else 0
             self._remove_sequence(choice.sequence)
@@ -688,7 +754,8 @@ class Engine:
             self.link.end(generation.id)
         self._sampler.forget(generation.prepared.prompt_ids)
 
-    def _stats(self, step: Step) -> StepStats:
+    def _stats(self, step: Step, step_s: float) -> StepStats:
+        """``step_s``: what it took, where that is not the time of one call."""
         pool, tokenizer = self._scheduler.pool, self._preparer.tokenizer
         num_invalid, self._num_invalid = self._num_invalid, 0
         num_unmatched, self._num_unmatched = self._num_unmatched, 0
@@ -701,6 +768,7 @@ class Engine:
             blocks_cached=pool.num_cached,
             step_tokens=step.num_tokens,
             step_sequences=len(step.slices),
+            step_s=step_s,
             num_preempted=step.num_preempted,
             prefix_query_tokens=step.prefix_query_tokens,
             prefix_hit_tokens=step.prefix_hit_tokens,
@@ -725,6 +793,15 @@ class Engine:
                 names[sequence.is_running].add(sequence.adapter.name)
         waiting, running = names
         return AdapterUse(num_loaded, tuple(sorted(running)), tuple(sorted(waiting)))
+
+
+class _Unsure(NamedTuple):
+    """A sequence whose next token was drawn, and of which only a mask tells whether it may follow."""
+
+    part: Slice
+    first: int  # its first row of those that are sampled
+    num_right: int  # its guesses before that token, which were drawn
+    guide: Guide
 
 
 def _all_news(generation: Generation, now: float) -> Output:

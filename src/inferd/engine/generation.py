@@ -270,6 +270,13 @@ class Generation:
         request = self.prepared.request
         return None if request.deadline_s is None else request.arrived_at + request.deadline_s
 
+    @property
+    def may_begin_at_once(self) -> bool:
+        """Whether certain tokens may come before anything is computed: there are no logits and no other choices that
+        are computed from the prompt alone."""
+        sampling = self.prepared.sampling
+        return sampling.max_tokens != 0 and sampling.width == 1 and sampling.prompt_logprobs is None
+
     def open_choice(self, sequence: Sequence) -> Choice:
         sampling, parsing = self.prepared.sampling, self.prepared.parsing
         grammar = self.prepared.grammar
@@ -315,14 +322,12 @@ class Generation:
         if self.facts is not None:
             self.facts.is_whole = False
 
-    def push(self, sequence: Sequence, sampled: Sampled, now: float) -> Choice:
+    def push(self, sequence: Sequence, sampled: Sampled) -> Choice:
         """Append a token to a sequence and add it to its choice."""
         choice = self.choices[sequence.index]
         sequence.tokens.append(sampled.token_id)
         sequence.cumulative_logprob += sampled.logprob
         self.num_generated += 1
-        if self.first_token_at is None:
-            self.first_token_at = now
         if self.prepared.sampling.logprobs is not None:
             choice.logprobs.append(self.describe(sampled, self.prepared.sampling.logprobs))
         choice.push(sampled.token_id, self.prepared, self.max_model_len)

@@ -62,7 +62,7 @@ from inferd.native.triton import switch
 from inferd.registry.source import check_folder, resolve
 from inferd.structured.compiled import Compiler
 from inferd.structured.vocabulary import Vocabulary
-from inferd.types import ModelInfo, SamplingParams
+from inferd.types import RANKS, ModelInfo, SamplingParams
 
 if TYPE_CHECKING:
     from inferd.engine.cuda.load import DeviceLoad
@@ -104,18 +104,23 @@ class _Memory:
 
 
 def create_backend(
-    name: str, config: ModelConfig, progress: Progress, weight_memory: WeightMemory | None = None
+    name: str,
+    config: ModelConfig,
+    progress: Progress,
+    weight_memory: WeightMemory | None = None,
+    far: str = "",
 ) -> Engine:
     """Load the model that ``config.source`` names and make it ready to serve.
 
     ``progress(phase, done, total)`` reports how far loading is. ``weight_memory``: memory for the weights that was
-    reserved in advance. Raises ModelLoadError with the file or field at fault and the remedy.
+    reserved in advance. ``far``: where ranks on other machines are reached (``ranks.lead``). Raises ModelLoadError with
+    the file or field at fault and the remedy.
     """
     phases = _Phases()
     device = _device(config.device)
-    torch.set_num_threads(config.threads or num_threads(config.num_local * config.parallel.count))
+    torch.set_num_threads(config.threads or num_threads(config.num_local * config.parallel.per_machine))
     folder = check_folder(resolve(config.source, progress))
-    ranks = _ranks(config, folder, device)
+    ranks = _ranks(config, folder, device, far)
     phases.done("resolve")
     defaults = load_generation_defaults(folder)
     weight_cache = (
@@ -134,7 +139,7 @@ def create_backend(
     phases.done("adapters")
     progress("KV cache", 0, 0)
     weights_bytes, num_parameters = _whole(checkpoint, ranks)
-    memory = _plan_memory(config, checkpoint.decoder, weights_bytes, draft, adapters, device)
+    memory = _plan_memory(config, checkpoint.decoder, weights_bytes, draft, adapters, device, ranks)
     runner = _runner(config, checkpoint.decoder, memory, device, weight_memory, ranks)
     scheduler = _scheduler(config, memory.arena.num_blocks)
     phases.done("kv_cache")
@@ -160,6 +165,7 @@ def create_backend(
             used,
             adapters,
             watermark,
+            ranks,
         ),
         preparer=_preparer(config, checkpoint, memory.arena, used, eos_ids, notation, adapters, watermark),
         runner=runner,
@@ -211,7 +217,7 @@ def _read_checkpoint(
     return _Checkpoint(decoder, tokenizer, template, digest)
 
 
-def _ranks(config: ModelConfig, folder: Path, device: torch.device) -> Lead | None:
+def _ranks(config: ModelConfig, folder: Path, device: torch.device, far: str) -> Lead | None:
     """The other ranks of the replica, which begin to load; None: there are none. Raises ModelLoadError."""
     if config.parallel.count == 1:
         return None
@@ -219,7 +225,7 @@ def _ranks(config: ModelConfig, folder: Path, device: torch.device) -> Lead | No
     check_layout(msgspec.structs.replace(config, device=device.type), dims)
     from inferd.engine.ranks.lead import Lead  # torch.distributed, which other replicas do not need
 
-    return Lead(config, folder, torch.get_num_threads())
+    return Lead(config, folder, torch.get_num_threads(), far=far)
 
 
 def _whole(checkpoint: _Checkpoint, ranks: Lead | None) -> tuple[int, int]:
@@ -236,6 +242,7 @@ def _plan_memory(
     draft: LoadedDraft | None,
     adapters: Adapters,
     device: torch.device,
+    ranks: Lead | None,
 ) -> _Memory:
     """Raises ModelLoadError where the KV cache does not fit."""
     weights_bytes += draft.decoder.weights_bytes if draft is not None else 0
@@ -243,6 +250,7 @@ def _plan_memory(
     attention = _attention(config, decoder, device)
     gpu = _device_load(config, decoder, attention, device) if attention == "triton" else None
     free_bytes = _free_bytes(device) if gpu is None else gpu.free_bytes()
+    free_bytes = free_bytes if ranks is None else ranks.free_bytes(free_bytes)
     arena = plan_arena(
         config,
         decoder.config,
@@ -329,6 +337,7 @@ def _info(
     defaults: GenerationDefaults,
     adapters: Adapters,
     watermark: Watermark | None,
+    ranks: Lead | None,
 ) -> ModelInfo:
     decoder, arena = checkpoint.decoder, memory.arena
     dims = decoder.config
@@ -363,6 +372,7 @@ def _info(
         cores=usable_cores(),
         kernels=compiled.level() if device.type == "cpu" else "",
         adapters=adapters.states,
+        rank_pids=() if ranks is None else ranks.pids,
     )
 
 
@@ -506,6 +516,7 @@ def _warm_up(runner: Runner, scheduler: Scheduler, vocab_size: int, max_model_le
         prompt_ids=[i % vocab_size for i in range(min(32, max_model_len - 1) or 1)],
         sampling=SamplingParams(),
         seed=0,
+        priority=RANKS["batch"],  # no other class is to be protected because of it
         use_cache=False,
     )
     scheduler.add(sequence)

@@ -50,18 +50,25 @@ def most_sampled_rows(config: ModelConfig) -> int:
 
 
 def headroom_bytes(config: ModelConfig, dims: DecoderConfig, *, itemsize: int) -> int:
-    """An upper estimate of what a replica needs beside weights and cache.
+    """An upper estimate of what a replica needs beside weights and cache, in all its ranks together.
 
     It counts the processes, and for each the rotary tables and the temporary tensors of a step's rows; and logits with
     the sampler's copies.
     """
+    others = rank_headroom_bytes(config, dims, itemsize=itemsize, samples=False)
+    first = rank_headroom_bytes(config, dims, itemsize=itemsize, samples=True)
+    return first + (config.parallel.count - 1) * others
+
+
+def rank_headroom_bytes(config: ModelConfig, dims: DecoderConfig, *, itemsize: int, samples: bool) -> int:
+    """The part of ``headroom_bytes`` that one rank needs. ``samples``: it has the logits, as rank 0 does."""
     scheduler = config.scheduler
     widest = max(dims.hidden_size, 2 * dims.intermediate_size, (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim)
     rows = scheduler.max_num_batched_tokens * (4 * dims.hidden_size + 3 * widest) * itemsize
-    logits = most_sampled_rows(config) * dims.vocab_size * 4 * 4
+    logits = most_sampled_rows(config) * dims.vocab_size * 4 * 4 if samples else 0
     longest = min(config.max_model_len or dims.max_position_embeddings, dims.max_position_embeddings)
     tables = sum(longest * rope.dim * 4 for rope in {id(r): r for r in dims.ropes if r is not None}.values())
-    return config.parallel.count * (runtime_bytes() + rows + tables) + logits
+    return runtime_bytes() + rows + tables + logits
 
 
 def adapters_bytes(config: ModelConfig, configured_bytes: int) -> int:

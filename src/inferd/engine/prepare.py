@@ -25,6 +25,7 @@ from inferd.engine.watermark import Watermark
 from inferd.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, WorkerDied
 from inferd.native.low_rank import LoadedAdapter
 from inferd.structured.guide import CompiledGrammar
+from inferd.structured.vocabulary import Vocabulary
 from inferd.types import JSON, Chat, Continuation, GenerateRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 
 _TAIL_TOKENS = 64  # of a prompt, which show whether it has opened the reasoning
@@ -113,9 +114,9 @@ class Preparer:
         self.tokenize_s = 0.0
 
     @property
-    def mask_words(self) -> int:
-        """32-bit words of a mask of this model's tokens."""
-        return self._forms.compiler.vocabulary.mask_words
+    def vocabulary(self) -> Vocabulary:
+        """The tokens that masks are of."""
+        return self._forms.compiler.vocabulary
 
     def close(self) -> None:
         self._forms.compiler.close()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from inferd.engine.model.load import Decoder
-from inferd.engine.native_decoder import NativeDecoder, native_decoder
+from inferd.engine.model.pipe import micro_batches
+from inferd.engine.native_decoder import Layers, NativeDecoder, native_decoder
 from inferd.engine.scheduling.scheduler import Step
 from inferd.native import compiled
 from inferd.native.attention import FlatBatch
@@ -57,6 +58,11 @@ class Runner:
         """The decoder that computes all layers in one call; None where the kernels do not support it or are off."""
         return self._native if compiled.is_on() else None
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a row's result does not depend on the other rows, so that a step may be cut."""
+        return self.one_call is not None
+
     def run(self, step: Step) -> Tensor:
         """Hidden states [T, H] of the step's rows, in the order of its slices."""
         return self.compute(self.prepare(step))
@@ -74,17 +80,43 @@ class Runner:
             batch.output_rows = self._tensor(np.array(wanted, dtype=np.int64))
         if self._ranks is not None:
             with self._ranks.together():
+                if self.keeps_rows and (adapters is None or adapters.is_native):
+                    batch.cuts = self._ranks.cuts(len(batch.token_ids))
                 self._ranks.plan(step.copies, batch)
         return batch
 
+    @property
+    def can_pause(self) -> bool:
+        """Whether steps may be computed by ``begin``."""
+        return self.one_call is not None and self._ranks is None and self.one_call.can_pause
+
+    def begin(self, batch: FlatBatch) -> Layers | None:
+        """The same as ``compute``, as calls between which the step may pause; None: it cannot."""
+        if not self.can_pause or not (batch.adapters is None or batch.adapters.is_native):
+            return None
+        assert self._native is not None
+        return self._native.begin(batch)
+
     def compute(self, batch: FlatBatch) -> Tensor:
-        """Hidden states [T, H] of the batch's rows."""
+        """Hidden states [T, H] of the batch's rows; with stages in rank 0 alone."""
+        pipe = self.decoder.pipe
         with nullcontext() if self._ranks is None else self._ranks.together():
-            if self._native is not None and compiled.is_on() and (batch.adapters is None or batch.adapters.is_native):
-                return self._native.forward(batch)
-            if self._on_device is not None:
-                return self._on_device.compute(batch)
-            return self.decoder.forward(batch, create_attention(self.attention_kind, self.cache, batch))
+            if pipe is None:
+                return self._forward(batch)
+            parts = micro_batches(batch)
+            pipe.begin([len(part.token_ids) for part in parts])
+            for part in parts:
+                pipe.leave(self._forward(part, pipe.entered()))
+            return pipe.end()
+
+    def _forward(self, batch: FlatBatch, entering: Tensor | None = None) -> Tensor:
+        """See ``DividedDecoder.forward``."""
+        if self._native is not None and compiled.is_on() and (batch.adapters is None or batch.adapters.is_native):
+            return self._native.forward(batch, entering)
+        if self._on_device is not None:
+            return self._on_device.compute(batch)
+        attention = create_attention(self.attention_kind, self.cache, batch)
+        return self.decoder.forward(batch, attention, entering)
 
     def logits(self, hidden: Tensor, rows: list[int]) -> Tensor:
         """Logits [len(rows), V] float32 of some of the step's rows."""

@@ -1,8 +1,15 @@
 """From logits to a token: penalties, bans, filters, and one exact draw per row.
 
 Knows tensors of logits and a row's parameters; knows no text, no scheduler. The order is vLLM's:
-log-probabilities are those of the untouched logits; then the masks of constrained answers, allowed tokens, bad words,
-min_tokens, logit bias, penalties, the watermark, temperature, min-p, top-k, top-p, and the draw.
+log-probabilities are those of the untouched logits; then allowed tokens, bad words, min_tokens, logit bias, penalties,
+the watermark, temperature, min-p, top-k, top-p, and the draw.
+
+**A constrained answer is drawn without its mask first.** Only a forbidden token is drawn again, with a number of its
+own: first from all tokens but those that end answers, where it ends the answer too early, and then from what the mask
+allows. Inside of a text of JSON no answer ends, and the first draw is the one from all other tokens. Without min-p,
+top-k and top-p a token has exactly the distribution of what the mask allows, because each draw replaces forbidden
+tokens alone, by those of a set that holds all allowed ones. Each filter acts on what its draw is from (record 0059). A
+greedy token is the one that the mask gives.
 
 **The draw does not depend on the batch.** Each (seed, choice, position) has its own uniform number,
 from a hash, and the token is found by inverting the cumulative distribution in vocabulary order. All
@@ -20,7 +27,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +39,10 @@ from inferd.native.sampling import sample, takes_logits
 from inferd.types import SamplingParams
 
 _TINY_TEMPERATURE = 1e-5  # below this a division may overflow; the draw is then greedy
+Draw = Literal["first", "unended", "masked"]
+"""Of all tokens; of all but those that end answers; of those that a mask allows."""
+
+_PURPOSES: dict[Draw, bytes] = {"first": b"inferd-sample", "unended": b"inferd-unended", "masked": b"inferd-masked"}
 _BLOCK = 128  # logits summed together before the cumulative sum
 _NUCLEUS = 1024  # likeliest tokens looked at for top-p before the others are
 _NUM_BANDS, _BANDS_PER_NAT = 4096, 128  # of the histogram over a flat distribution: 32 nats
@@ -60,6 +71,77 @@ class Sampled(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Drawn:
+    """The tokens that were drawn from a step's rows of logits. ``results``: by row; see ``Sampler.draw``."""
+
+    __slots__ = ("_raw", "_raw_of", "_rows", "_sampler", "_x", "results")
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        x: Tensor,
+        rows: list[SampleRow],
+        results: list[Sampled | InferdError],
+        raw: Tensor | None,
+        raw_of: dict[int, int],
+    ) -> None:
+        """x [R, V]: adjusted logits. ``raw`` [S, W]: those that nothing has changed, of the rows in ``raw_of``."""
+        self._sampler = sampler
+        self._x = x
+        self._rows = rows
+        self._raw = raw
+        self._raw_of = raw_of
+        self.results = results
+
+    def token_id(self, row: int) -> int:
+        """The token that was drawn; any token where the row has an error."""
+        found = self.results[row]
+        return found.token_id if isinstance(found, Sampled) else 0
+
+    def apply(self, at: list[int], masks: RowMasks, draws: list[Draw]) -> None:
+        """Replace the tokens of these rows that their masks forbid by others, drawn from what the masks allow.
+
+        ``masks`` and ``draws``: by row of ``at``. A row with an error keeps it.
+        """
+        refused = [
+            i
+            for i, row in enumerate(at)
+            if isinstance(found := self.results[row], Sampled) and not masks.allows(masks.of[i], found.token_id)
+        ]
+        if not refused:
+            return
+        places = [at[i] for i in refused]
+        rows, of = [self._rows[row] for row in places], [masks.of[i] for i in refused]
+        where = None if len(places) == len(self._rows) else places
+        replaced = _results(*_chosen(self._x, rows, [draws[i] for i in refused], masks._replace(of=of), where))
+        for row, result in zip(places, replaced, strict=True):
+            self.results[row] = result
+        self.score([row for row in places if row in self._raw_of])
+
+    def scored(self, row: int, token_id: int) -> Sampled:
+        """Another token than the one that was drawn, with its log-probability where that is requested. Raises
+        InternalError."""
+        if row not in self._raw_of:
+            return Sampled(token_id)
+        (result,) = self._scores([row], [token_id])
+        if isinstance(result, InferdError):
+            raise result
+        return result
+
+    def score(self, rows: list[int]) -> None:
+        """Add log-probabilities to the tokens of these rows, which request them. An error stays."""
+        if not rows:
+            return
+        for row, result in zip(rows, self._scores(rows, [self.token_id(row) for row in rows]), strict=True):
+            if isinstance(self.results[row], Sampled):
+                self.results[row] = result
+
+    def _scores(self, rows: list[int], tokens: list[int]) -> list[Sampled | InferdError]:
+        assert self._raw is not None
+        raw = self._raw if len(rows) == len(self._raw) else self._raw[[self._raw_of[row] for row in rows]]
+        return self._sampler.score(raw, tokens, [self._rows[row].sampling.logprobs or 0 for row in rows])
+
+
 class Sampler:
     """Chooses tokens for one model. Not thread-safe: belongs to the step loop."""
 
@@ -67,10 +149,9 @@ class Sampler:
         self._vocab_size = vocab_size
         self._seen: dict[int, tuple[list[int], Tensor]] = {}
 
-    def sample(
-        self, logits: Tensor, rows: list[SampleRow], masks: RowMasks | None = None
-    ) -> list[Sampled | InferdError]:
-        """One token for each row; logits [R, V] float32 are changed in place.
+    def draw(self, logits: Tensor, rows: list[SampleRow], unended: RowMasks | None = None) -> Drawn:
+        """One token for each row; logits [R, V] float32 are changed in place, until the last call of the result's
+        ``apply``. ``unended``: the mask of the rows whose answers cannot end here, of all tokens that end no answer.
 
         A row that cannot be sampled gets an error in its place and does not affect others: InternalError for logits
         that are not finite numbers, InvalidRequest where every token is banned.
@@ -82,19 +163,13 @@ class Sampler:
         for i, row in enumerate(rows):
             if _is_adjusted(row):
                 self._adjust(x[i], row)
-        # What a mask bans stays banned by whatever is added to it, so the masks may come behind what adds.
-        values, tokens = _native_tokens(x, rows, masks) if takes_logits(x) else _tokens(x, rows, masks)
-        results: list[Sampled | InferdError] = [
-            Sampled(token) if math.isfinite(value) else _unsampled(value)
-            for token, value in zip(tokens, values, strict=True)
-        ]
-        if raw is not None:
-            counts = [rows[i].sampling.logprobs or 0 for i in scored]
-            # A row that failed is scored at any token, and its error stays.
-            for i, result in zip(scored, self._score(raw, [tokens[i] for i in scored], counts), strict=True):
-                if isinstance(results[i], Sampled):
-                    results[i] = result
-        return results
+        draws: list[Draw] = ["first"] * len(rows)
+        if unended is not None:
+            draws = ["first" if mask < 0 else "unended" for mask in unended.of]
+        results = _results(*_chosen(x, rows, draws, unended))
+        drawn = Drawn(self, x, rows, results, raw, {row: at for at, row in enumerate(scored)})
+        drawn.score(scored)
+        return drawn
 
     def forget(self, prompt_ids: list[int]) -> None:
         """No more rows with this prompt will come. Idempotent."""
@@ -103,7 +178,7 @@ class Sampler:
     def prompt_logprobs(self, logits: Tensor, targets: list[int], num_top: int) -> list[Sampled]:
         """The log-probability of each row's target [R, V], and its ``num_top`` best. Raises InternalError."""
         found = []
-        for result in self._score(logits, targets, [num_top] * len(targets)):
+        for result in self.score(logits, targets, [num_top] * len(targets)):
             if isinstance(result, InferdError):
                 raise result
             found.append(result)
@@ -122,7 +197,7 @@ class Sampler:
             found.append(_unsampled(math.nan) if any(map(math.isnan, logprobs)) else logprobs)
         return found
 
-    def _score(self, logits: Tensor, targets: list[int], counts: list[int]) -> list[Sampled | InferdError]:
+    def score(self, logits: Tensor, targets: list[int], counts: list[int]) -> list[Sampled | InferdError]:
         """Log-probabilities over the whole row, padding included, as the model defines them."""
         total = logits.logsumexp(-1, keepdim=True)
         known = logits[:, : self._vocab_size]
@@ -228,9 +303,31 @@ def _unsampled(best: float) -> InferdError:
     )
 
 
-def _tokens(x: Tensor, rows: list[SampleRow], masks: RowMasks | None = None) -> tuple[list[float], list[int]]:
-    """The largest of each row's logits x [R, v], and the drawn token (any where the largest is not finite). What the
-    masks ban is banned in place."""
+def _results(values: list[float], tokens: list[int]) -> list[Sampled | InferdError]:
+    return [
+        Sampled(token) if math.isfinite(value) else _unsampled(value)
+        for token, value in zip(tokens, values, strict=True)
+    ]
+
+
+def _chosen(
+    x: Tensor,
+    rows: list[SampleRow],
+    draws: list[Draw],
+    masks: RowMasks | None = None,
+    at: list[int] | None = None,
+) -> tuple[list[float], list[int]]:
+    """The largest of each row's logits x [R, v], and the drawn token (any where the largest is not finite). ``at``: the
+    rows of x, where they are not all. What the masks ban may be banned in place."""
+    if takes_logits(x):
+        return _native_tokens(x, rows, draws, masks, at)
+    return _tokens(x if at is None else x[at], rows, draws, masks)
+
+
+def _tokens(
+    x: Tensor, rows: list[SampleRow], draws: list[Draw], masks: RowMasks | None
+) -> tuple[list[float], list[int]]:
+    """``_chosen`` by torch."""
     if masks is not None:
         ban(x, masks)
     drawn = [i for i, row in enumerate(rows) if row.sampling.temperature >= _TINY_TEMPERATURE]
@@ -239,7 +336,8 @@ def _tokens(x: Tensor, rows: list[SampleRow], masks: RowMasks | None = None) -> 
     alive = [i for i in drawn if math.isfinite(values[i])]
     if alive:
         picked = x if len(alive) == len(rows) else x[alive]
-        for i, token in zip(alive, _draw(picked, [rows[i] for i in alive]).tolist(), strict=True):
+        found: list[int] = _draw(picked, [rows[i] for i in alive], [draws[i] for i in alive]).tolist()
+        for i, token in zip(alive, found, strict=True):
             tokens[i] = token
     return values, tokens
 
@@ -253,8 +351,10 @@ def _on_host(best: Tensor, ids: Tensor) -> tuple[list[float], list[int]]:
     return values.tolist(), tokens.long().tolist()
 
 
-def _native_tokens(x: Tensor, rows: list[SampleRow], masks: RowMasks | None = None) -> tuple[list[float], list[int]]:
-    """``_tokens`` by the kernel (kernels/sampling.h), which finds thresholds without sorting."""
+def _native_tokens(
+    x: Tensor, rows: list[SampleRow], draws: list[Draw], masks: RowMasks | None, at: list[int] | None
+) -> tuple[list[float], list[int]]:
+    """``_chosen`` by the kernel (kernels/sampling.h), which finds thresholds without sorting."""
     drawn = [row.sampling.temperature >= _TINY_TEMPERATURE for row in rows]
     params = [row.sampling for row in rows]
     return sample(
@@ -264,10 +364,11 @@ def _native_tokens(x: Tensor, rows: list[SampleRow], masks: RowMasks | None = No
         [p.top_k if p.top_k > 0 else 0 for p in params],
         [p.top_p for p in params],
         [
-            uniform(row.seed, row.index, len(row.output_ids)) if is_drawn else 0.0
-            for row, is_drawn in zip(rows, drawn, strict=True)
+            uniform(row.seed, row.index, len(row.output_ids), draw) if is_drawn else 0.0
+            for row, draw, is_drawn in zip(rows, draws, drawn, strict=True)
         ],
         masks,
+        at,
     )
 
 
@@ -294,14 +395,15 @@ def _argmax(x: Tensor) -> tuple[Tensor, Tensor]:
 # -- the draw ---------------------------------------------------------------------------------
 
 
-def uniform(seed: int, index: int, position: int) -> float:
-    """A number in [0, 1) for one choice at one output position: 53 bits of a keyed BLAKE2b hash."""
+def uniform(seed: int, index: int, position: int, draw: Draw = "first") -> float:
+    """A number in [0, 1) for one choice at one output position: 53 bits of a keyed BLAKE2b hash. The numbers of the
+    draws are independent."""
     words = (seed & 0xFFFF_FFFF_FFFF_FFFF, index, position)
-    digest = hashlib.blake2b(struct.pack("<QQQ", *words), digest_size=8, person=b"inferd-sample").digest()
+    digest = hashlib.blake2b(struct.pack("<QQQ", *words), digest_size=8, person=_PURPOSES[draw]).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def _draw(x: Tensor, rows: list[SampleRow]) -> Tensor:
+def _draw(x: Tensor, rows: list[SampleRow], draws: list[Draw]) -> Tensor:
     """A token for each row of logits x [r, v] with a finite maximum; x is not changed. Returns [r]."""
     device = x.device
     params = [row.sampling for row in rows]
@@ -321,10 +423,8 @@ def _draw(x: Tensor, rows: list[SampleRow]) -> Tensor:
             torch.threshold_(row, least, -math.inf)
     y.exp_()
     blocks = weights.view(num_rows, num_blocks, _BLOCK)
-    draws = torch.tensor(
-        [uniform(r.seed, r.index, len(r.output_ids)) for r in rows], dtype=torch.float64, device=device
-    )
-    return _invert(blocks, draws)
+    numbers = [uniform(r.seed, r.index, len(r.output_ids), draw) for r, draw in zip(rows, draws, strict=True)]
+    return _invert(blocks, torch.tensor(numbers, dtype=torch.float64, device=device))
 
 
 def _invert(blocks: Tensor, draws: Tensor) -> Tensor:

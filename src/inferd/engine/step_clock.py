@@ -7,17 +7,17 @@ from inferd.types import STEP_PARTS, StepParts
 
 
 class StepClock:
-    """``lap`` adds the time since the last call to a part; a part may occur more than once in a step."""
+    """``lap`` adds the time since the last call to a part of the step; a part may occur more than once."""
 
     __slots__ = ("_at", "_seconds")
 
     def __init__(self) -> None:
-        self._at = 0.0
-        self._seconds = dict.fromkeys(STEP_PARTS, 0.0)
-
-    def start(self) -> None:
         self._at = clock.now()
         self._seconds = dict.fromkeys(STEP_PARTS, 0.0)
+
+    def resume(self) -> None:
+        """Leave out the time since the last call."""
+        self._at = clock.now()
 
     def lap(self, part: str) -> float:
         """The seconds since the last call."""

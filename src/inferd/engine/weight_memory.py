@@ -45,7 +45,10 @@ def reserve_weight_memory(config: ModelConfig, *, with_cache: bool = False) -> W
     if nbytes < _LEAST_BYTES:
         return None
     nbytes += nbytes // 256  # what begins at whole lines takes a little more
-    return WeightMemory(nbytes + (_used_first_bytes(config, dims, itemsize) if with_cache else 0))
+    try:
+        return WeightMemory(nbytes + (_used_first_bytes(config, dims, itemsize) if with_cache else 0))
+    except OSError:  # the system promises less than that at once
+        return None
 
 
 def _used_first_bytes(config: ModelConfig, dims: DecoderConfig, itemsize: int) -> int:

@@ -9,6 +9,7 @@ values lie in the blocks ``block_table[i]``, and after this step ``seq_len[i]`` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -30,6 +31,7 @@ class FlatBatch:
     num_sequences: int
     output_rows: Tensor | None = None  # [W] int64, ascending: rows whose hidden states are needed; None: all
     adapters: AdapterRows | None = None  # None: every row is the base's
+    cuts: Sequence[int] = ()  # rows, ascending, before which a pipeline's stages divide the step into micro-batches
 
 
 @dataclass(frozen=True, slots=True)

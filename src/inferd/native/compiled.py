@@ -7,9 +7,10 @@ not built, ``takes`` is never true and the torch forms compute.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch  # before the kernels, which then share its OpenMP threads
 from torch import Tensor
@@ -25,6 +26,18 @@ else:
         kernels, BUILT = _kernels, True
     except ImportError:
         kernels, BUILT = None, False
+
+
+def _of_file() -> str:
+    """The size and the time of the extension module's file, as it was when this process loaded it."""
+    if not BUILT:
+        return ""
+    status = os.stat(kernels.__file__)
+    return f"{status.st_size}.{status.st_mtime_ns}"
+
+
+FILE: Final = _of_file()
+"""Tells the kernels of this process from those that another process loads later."""
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
 ACTIVATIONS = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}

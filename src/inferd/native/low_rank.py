@@ -56,21 +56,31 @@ def low_rank(a: Tensor, b: Tensor, first: int, scale: float) -> LowRank:
 class LoadedAdapter:
     """The matrices of one adapter, by layer and product. Steps hold it as long as they use it."""
 
-    __slots__ = ("__weakref__", "_parts", "identity", "name", "nbytes", "plan")
+    __slots__ = ("__weakref__", "_layers", "_parts", "_plans", "identity", "is_native", "name", "nbytes")
 
     def __init__(
         self, name: str, identity: bytes, num_layers: int, parts: dict[tuple[int, int], list[LowRank]]
     ) -> None:
         """``identity``: a digest of its files and of the base. ``parts``: by (layer, product)."""
         self.name, self.identity, self._parts = name, identity, parts
+        self._layers = range(num_layers)
         self.nbytes = sum(part.nbytes for each in parts.values() for part in each)
-        self.plan: kernels.Adapter | None = None
-        if all(part.b.dim() == 3 for each in parts.values() for part in each) and compiled.BUILT:
-            self.plan = kernels.Adapter(num_layers)
-            for (layer, product), each in parts.items():
-                for part in each:
-                    self.plan.add(
-                        layer=layer,
+        self.is_native = all(part.b.dim() == 3 for each in parts.values() for part in each) and compiled.BUILT
+        self._plans: dict[range, kernels.Adapter] = {}  # as the kernels need them, by layers
+        if self.is_native:
+            self.plan()  # not in the first step that uses it
+
+    def plan(self, layers: range | None = None) -> kernels.Adapter:
+        """The matrices of some layers for the kernels, which count layers from the first of these; None: of all. Only
+        where ``is_native``."""
+        layers = self._layers if layers is None else layers
+        made = self._plans.get(layers)
+        if made is None:
+            made = self._plans[layers] = kernels.Adapter(len(layers))
+            for (layer, product), each in self._parts.items():
+                for part in each if layer in layers else ():
+                    made.add(
+                        layer=layer - layers.start,
                         product=product,
                         a=part.a.data_ptr(),
                         b=part.b.data_ptr(),
@@ -80,6 +90,7 @@ class LoadedAdapter:
                         count=part.outputs,
                         scale=part.scale,
                     )
+        return made
 
     def parts(self, layer: int, product: int) -> Sequence[LowRank]:
         return self._parts.get((layer, product), ())
@@ -95,15 +106,14 @@ class AdapterRows:
         self.adapters, self.of = adapters, of
         self._rows: list[Tensor] | None = None
 
-    @property
-    def plans(self) -> list[kernels.Adapter]:
-        """What the kernels need; only where ``is_native``."""
-        return [adapter.plan for adapter in self.adapters if adapter.plan is not None]
+    def plans(self, layers: range | None = None) -> list[kernels.Adapter]:
+        """What the kernels need for some layers; None: for all. Only where ``is_native``."""
+        return [adapter.plan(layers) for adapter in self.adapters]
 
     @property
     def is_native(self) -> bool:
         """Whether the kernels can compute all of them."""
-        return compiled.is_on() and all(adapter.plan is not None for adapter in self.adapters)
+        return compiled.is_on() and all(adapter.is_native for adapter in self.adapters)
 
     def add(self, layer: int, product: int, x: Tensor, y: Tensor) -> Tensor:
         """``y`` [T, outputs], changed in place: plus what each row's adapter makes of ``x`` [T, inputs]."""
@@ -116,7 +126,7 @@ class AdapterRows:
                 y.data_ptr(),
                 y.stride(0),
                 x.shape[0],
-                self.plans,
+                self.plans(),
                 self.of.data_ptr(),
                 layer,
                 product,

@@ -23,6 +23,10 @@ class RowMasks(NamedTuple):
     address: int
     of: list[int]  # by row of the logits: its mask, or -1
 
+    def allows(self, mask: int, token_id: int) -> bool:
+        word, bit = divmod(token_id, _WORD)
+        return word < self.words.shape[1] and bool(int(self.words[mask, word]) >> bit & 1)
+
 
 def ban(x: Tensor, masks: RowMasks) -> None:
     """In place: the logits x [R, V] are -infinity where the mask of their row has no bit."""

@@ -56,14 +56,9 @@ class QuantizedWeight:
         return self.values.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
 
     def cut(self, cut: Callable[[Tensor], Tensor]) -> QuantizedWeight:
-        """The part that ``cut`` gives of a matrix [out, in]: some outputs, or some inputs that are whole groups."""
-        values = cut(self.values).clone()
-        is_by_inputs = values.shape[1] < self.values.shape[1]
-        assert not (is_by_inputs and self.order is not None), "inputs of act-order are not runs of columns"
-        if is_by_inputs and self.scale.shape[1] == 1:
-            return replace(self, values=values)
+        """The part that ``cut`` gives of a matrix [out, ...], with some of its outputs."""
         zero = None if self.zero is None else cut(self.zero).clone()
-        return replace(self, values=values, scale=cut(self.scale).clone(), zero=zero)
+        return replace(self, values=cut(self.values).clone(), scale=cut(self.scale).clone(), zero=zero)
 
     def scale_parts(self) -> tuple[Tensor, Tensor]:
         """``scale`` as float32 [out] times float16 [out, groups].

@@ -21,6 +21,8 @@ from typing import Final
 import msgspec
 
 from inferd import __version__, clock
+from inferd.config import ModelConfig
+from inferd.engine.ranks.watch import RANK_COMMAND, until_stopped
 from inferd.errors import ConfigError, InferdError, ModelLoadError, Unavailable
 from inferd.nodes.cache import Cache
 from inferd.nodes.dialling import CONNECT_S, NodeOptions, RefusedError, connect
@@ -195,19 +197,30 @@ class Agent:
         (load,) = to_worker_decoder.decode(launch.load[4:])
         assert isinstance(load, Load)
         load = self._with_threads(await self._prepared(session, launch, load))
-        relay = Relay(encode_frame([load]))
+        relay = Relay(b"" if launch.rank else bytes(encode_frame([load])))
         channel = await attach(self._options, launch.key, relay)
         environment = environment_for(load.model, os.environ)
-        child = Child(self._options.command, launch.name, environment, relay, relay.close)
+        command = self._rank_command(launch.rank, load.model) if launch.rank else self._options.command
+        child = Child(command, launch.name, environment, relay, relay.close)
         relay.on_closed = child.wire_closed
         session.started(launch.life, child)
+        watching = asyncio.get_running_loop().create_task(_end_if_stopped(child)) if launch.rank else None
         try:
             status = await asyncio.shield(child.gone)
             await channel.flushed(_FLUSH_S)
         finally:
+            if watching is not None:
+                watching.cancel()
             channel.abort()
             child.signal(signal.SIGKILL)
         return status
+
+    def _rank_command(self, rank: int, model: ModelConfig) -> Sequence[str]:
+        """Starts a rank, whose first message comes from rank 0."""
+        line = ("--line", str(rank), str(model.parallel.count))
+        threads = () if model.threads is None else ("--threads", str(model.threads))
+        memory = ("--memory", str(self._options.memory_bytes))
+        return (*RANK_COMMAND, *line, "--source", model.source, *memory, *threads)
 
     def _with_threads(self, load: Load) -> Load:
         """The message with the threads that this node gives a worker, where the model's settings leave them open."""
@@ -337,6 +350,13 @@ class _Session(Connection[ToNode]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(child.gone for child in children))
+
+
+async def _end_if_stopped(child: Child) -> None:
+    """Kill a rank that a signal has stopped: its group would wait for it."""
+    await until_stopped(child.pid)
+    _log.warning("a rank (process %d) is stopped; its replica ends", child.pid)
+    child.signal(signal.SIGKILL)
 
 
 def parse_labels(texts: Sequence[str]) -> dict[str, str]:

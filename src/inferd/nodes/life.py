@@ -18,6 +18,7 @@ from inferd import clock
 from inferd.errors import InferdError, ModelLoadError
 from inferd.nodes.files import model_files, with_whole_paths
 from inferd.nodes.messages import Launch, ModelFile, Signal, framed
+from inferd.nodes.relay import Relay
 from inferd.registry.identity import identity_of
 from inferd.types import Failure
 from inferd.worker.asynchronous import Channel
@@ -49,6 +50,7 @@ class NodeLife:
     """One life of a worker on a node. ``number`` identifies it there, ``key`` the connections that belong to it."""
 
     pid = None
+    rank = 0  # a worker
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class NodeLife:
         self._status: int | None = None  # as the node reported it
         self._is_closed = False
         self.channel = Channel(self._received, self._closed, on_writable)
+        self._wire: Channel | Relay = self.channel
         self._starting = loop.create_task(self._start())
 
     @property
@@ -108,18 +111,19 @@ class NodeLife:
         except OSError as error:
             self.not_started(ModelLoadError(f"The model's files cannot be read: {error}.").to_failure())
             return
-        load = encode_frame([self._load])
-        self._link.write(framed(Launch(life=self.number, key=self.key, name=self._name, load=load, files=self.files)))
+        load = bytes(encode_frame([self._load]))
+        launch = Launch(life=self.number, key=self.key, name=self._name, load=load, files=self.files, rank=self.rank)
+        self._link.write(framed(launch))
 
     # -- called by the link -----------------------------------------------------------------
 
     def attached(self, transport: asyncio.Transport) -> None:
         """The worker's channel is open."""
         self.was_attached = True
-        transport.set_protocol(self.channel)
-        self.channel.connection_made(transport)
+        transport.set_protocol(self._wire)
+        self._wire.connection_made(transport)
         if self.gone.done():
-            self.channel.close()
+            self._wire.close()
 
     def preparing(self, phase: str, done: int, total: int) -> None:
         """The node compares or copies files."""
@@ -137,7 +141,7 @@ class NodeLife:
         if self._is_closed or not self.was_attached:
             self._end(status)
         else:  # its last bytes are on their way
-            self._loop.call_later(LAST_BYTES_S, self.channel.close)
+            self._loop.call_later(LAST_BYTES_S, self._wire.close)
 
     def machine_lost(self, reason: str) -> None:
         """The node is gone."""
@@ -179,9 +183,29 @@ class NodeLife:
             return
         self._starting.cancel()
         self.reason = reason or f"{exit_reason(status, None)} on the node {self._link.name}"
-        self.channel.close()
+        self._wire.close()
         self.gone.set_result(status)
         self._link.life_ended(self)
+
+
+class RankLife(NodeLife):
+    """One life of a rank on a node. Its bytes are those of ``end``, which rank 0's is joined to."""
+
+    def __init__(
+        self,
+        link: Link,
+        number: int,
+        name: str,
+        load: Load,
+        on_messages: Callable[[list[FromWorker]], None],
+        rank: int,
+    ) -> None:
+        """``on_messages`` gets the progress of files that are copied, and why the rank cannot be started."""
+        super().__init__(link, number, name, load, on_messages, lambda: None)
+        self.rank = rank
+        self.end = Relay()
+        self.end.on_closed = self._closed
+        self._wire = self.end
 
 
 def _described(load: Load) -> tuple[str, Load, list[ModelFile]]:

@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol
 
 from inferd import clock
 from inferd.nodes.frames import Connection
-from inferd.nodes.life import NodeLife
+from inferd.nodes.life import NodeLife, RankLife
 from inferd.nodes.messages import (
     Beat,
     Exited,
@@ -116,6 +116,16 @@ class Link(Connection[FromNode]):
         self._owner.life_launched(self, life)
         return life
 
+    def launch_rank(
+        self, name: str, load: Load, rank: int, on_messages: Callable[[list[FromWorker]], None]
+    ) -> RankLife:
+        """Start a rank there, for a group whose rank 0 is on the server's machine."""
+        number = next(self._numbers)
+        life = RankLife(self, number, name, load, on_messages, rank)
+        self._lives[number] = life
+        self._owner.life_launched(self, life)
+        return life
+
     # -- the connection ---------------------------------------------------------------------
 
     def begin(self, transport: asyncio.Transport, secret: str) -> None:
@@ -130,6 +140,12 @@ class Link(Connection[FromNode]):
         """Give the node another secret."""
         self.renewed_at = clock.wall()
         self.write(framed(Renewed(secret)))
+
+    def leave(self, reason: str) -> None:
+        """Have the workers moved off the node, and let it end then. Idempotent."""
+        if self.state != "leaving":
+            self._change("leaving", reason)
+            self._owner.node_leaves(self)
 
     def release(self) -> None:
         """Let the node end: nothing of it is needed any more."""
@@ -156,9 +172,7 @@ class Link(Connection[FromNode]):
                 if (life := self._lives.get(number)) is not None:
                     life.preparing(phase, done, total)
             case Leaving():
-                if self.state != "leaving":
-                    self._change("leaving", "it was asked to stop")
-                    self._owner.node_leaves(self)
+                self.leave("it was asked to stop")
 
     def attach(self, life: NodeLife, transport: asyncio.Transport) -> None:
         """The channel of a worker is open."""

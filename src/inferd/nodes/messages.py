@@ -12,7 +12,7 @@ import msgspec
 from inferd.types import Failure
 from inferd.worker.messages import HEADER
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when a message changes, so that a node of another version is refused by name and not by its bytes."""
 
 MAX_FIRST_BYTES = 64 * 1024
@@ -46,7 +46,7 @@ class Join(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True):
-    """The channel of the worker that was launched with this key."""
+    """The channel of the worker, or of the rank, that was launched with this key."""
 
     key: str
 
@@ -122,13 +122,18 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Start a worker. ``load`` is the frame of its first message, ``files`` what its model consists of."""
+    """Start a worker, or a rank of a replica that is spread over machines.
+
+    ``load`` is the frame of a worker's first message, ``files`` what its model consists of. ``rank``: the rank's number;
+    0: a worker.
+    """
 
     life: int
     key: str
     name: str
     load: bytes
     files: list[ModelFile]
+    rank: int = 0
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):

@@ -1,5 +1,7 @@
 """A worker's channel through a node: bytes from the worker's socket to the server's connection and back, unread.
 
+The bytes of a rank on a node pass through the server likewise, to rank 0.
+
 Whichever end is slow stops the reading of the other, so memory is bounded here too, and back-pressure reaches the worker.
 """
 
@@ -32,6 +34,9 @@ class _Half(asyncio.Protocol):
     def joined(self, partner: _Half) -> None:
         """From now on bytes go to the partner."""
         self.partner = partner
+        if len(self._arrived) >= _HIGH_WATER_BYTES and self.transport is not None:
+            with contextlib.suppress(RuntimeError):  # it is closing
+                self.transport.resume_reading()
         arrived, self._arrived = bytes(self._arrived), bytearray()
         if arrived:
             partner.write(arrived)
@@ -68,6 +73,9 @@ class _Half(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.partner is None:
             self._arrived += data
+            if len(self._arrived) >= _HIGH_WATER_BYTES and self.transport is not None:
+                with contextlib.suppress(RuntimeError):
+                    self.transport.pause_reading()
         else:
             self.partner.write(data)
 
@@ -89,10 +97,13 @@ class _Half(asyncio.Protocol):
 
 
 class Relay(_Half):
-    """The worker's end. ``first``: a frame for the worker before those of the server. ``on_closed`` is called when the
-    worker's socket is closed."""
+    """The worker's end on a node. On the server, each of the two ends between rank 0 and a rank on a node.
 
-    def __init__(self, first: bytes) -> None:
+    ``first``: a frame that is sent before what the partner receives. ``on_closed`` is called when this end's connection
+    is closed.
+    """
+
+    def __init__(self, first: bytes = b"") -> None:
         super().__init__()
         self._unsent += first
         self.on_closed: Callable[[Exception | None], None] = _ignore
@@ -101,7 +112,7 @@ class Relay(_Half):
         self.abort()
 
     def partner_closed(self) -> None:
-        """The server's connection ended: the worker sees the end of its channel, and leaves."""
+        """The other connection ended: the process at this one sees it when it has what was sent before, and leaves."""
         self.finish()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -2,7 +2,7 @@
 
 For each device of a replica that has ``tensor`` x ``pipeline`` of them:
 
-    weights    the largest stage of the pipeline, divided by ``tensor``
+    weights    the largest part of a rank (``engine.model.share``)
     KV cache   requests x tokens x bytes per token of its layers and its key heads
     headroom   30 % of its weights, or the activations of the largest step (and the process, on a processor) where they
                are more
@@ -21,8 +21,9 @@ from msgspec import Meta
 
 from inferd.config import ModelConfig, SchedulerConfig
 from inferd.engine.memory import headroom_bytes, runtime_bytes
+from inferd.engine.model.layouts import Layout, choose, layouts
 from inferd.native.kv_sizes import kv_bytes_per_token
-from inferd.planning.shape import Format, Shape, itemsize, parts
+from inferd.planning.shape import Format, Shape, fullest_bytes, itemsize
 from inferd.planning.tables import Device, Offer
 
 HEADROOM: Final = 0.3
@@ -42,21 +43,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Annotated[int, Meta(ge=1)] = 2048  # of one request at its end: prompt and answer
     answer: Annotated[int, Meta(ge=1)] = 512  # of them, generated
     kv: Literal["auto", "int8"] = "auto"  # numbers of the KV cache
-
-
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """How one replica is divided over devices."""
-
-    tensor: int  # devices that share each layer
-    pipeline: int  # groups of them that have different layers
-
-    @property
-    def devices(self) -> int:
-        return self.tensor * self.pipeline
-
-    @property
-    def text(self) -> str:
-        return "1" if self.devices == 1 else f"{self.devices} ({self.tensor} x {self.pipeline})"
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +66,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 def need(shape: Shape, form: Format, load: Load, layout: Layout, *, on_cpu: bool) -> Need:
     """The memory that each device of a replica must have."""
     dims, size = shape.dims, itemsize(form)
-    weights = -(-max(parts(shape, form).stages(layout.pipeline)) // layout.tensor)
+    weights = fullest_bytes(shape, form, layout)
     per_token = kv_bytes_per_token(
         num_layers=-(-dims.num_layers // layout.pipeline),
         num_kv_heads=-(-dims.num_kv_heads // layout.tensor),
@@ -102,40 +88,25 @@ def need(shape: Shape, form: Format, load: Load, layout: Layout, *, on_cpu: bool
     )
 
 
-def layouts(shape: Shape, device: Device, most: int) -> Iterator[Layout]:
-    """The layouts that are possible, those of few devices first: each device more costs messages between them.
-
-    Numbers of devices are powers of two, as machines have them. Layers are divided among the devices of one machine as
-    far as heads and inner sizes allow it, and the rest is a pipeline.
-    """
-    dims = shape.dims
-    count = 1
-    while count <= min(most, MOST_DEVICES):
-        tensor = max(
-            (
-                width
-                for width in _powers(min(count, device.group if device.link_gb_s else 1))
-                if dims.num_heads % width == 0 and dims.intermediate_size % width == 0
-            ),
-            default=1,
-        )
-        if count // tensor <= dims.num_layers:
-            yield Layout(tensor=tensor, pipeline=count // tensor)
-        count *= 2
+def possible(shape: Shape, offer: Offer) -> Iterator[Layout]:
+    """The layouts that are possible, in the order of preference. Devices that are bought come in powers of two."""
+    most = MOST_DEVICES if offer.count is None else min(offer.count, MOST_DEVICES)
+    counts = [2**power for power in range(most.bit_length())] if offer.count is None else range(1, most + 1)
+    return layouts(shape.dims, counts, _linked(offer.device))
 
 
 def smallest(shape: Shape, form: Format, load: Load, offer: Offer) -> tuple[Layout, Need] | None:
     """The layout of the fewest devices that hold the load; None where none of the possible ones does."""
-    device, most = offer.device, MOST_DEVICES if offer.count is None else offer.count
-    for layout in layouts(shape, device, most):
-        found = need(shape, form, load, layout, on_cpu=device.vendor == "cpu")
-        if found.total_bytes <= device.memory_bytes:
-            return layout, found
-    return None
+    device = offer.device
+    on_cpu = device.vendor == "cpu"
+
+    def needs(layout: Layout) -> list[int]:
+        return [need(shape, form, load, layout, on_cpu=on_cpu).total_bytes] * layout.pipeline
+
+    rooms = [device.memory_bytes] * MOST_DEVICES
+    found = choose(possible(shape, offer), needs, rooms, _linked(device))
+    return None if found is None else (found.layout, need(shape, form, load, found.layout, on_cpu=on_cpu))
 
 
-def _powers(most: int) -> Iterator[int]:
-    width = 1
-    while width <= most:
-        yield width
-        width *= 2
+def _linked(device: Device) -> int:
+    return device.group if device.link_gb_s else 1

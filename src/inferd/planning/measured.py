@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 
@@ -36,6 +37,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     def worst(self) -> float:
         """The largest error of any row, without its sign."""
         return max((abs(row.error) for row in self.rows), default=0.0)
+
+    @property
+    def within(self) -> str:
+        """The whole percent that no error exceeds, with how many of the rows are within 20 %."""
+        near = sum(abs(row.error) <= 0.2 for row in self.rows)
+        return f"{math.ceil(100 * self.worst)} % ({near} of {len(self.rows)} within 20 %)"
 
 
 @cache

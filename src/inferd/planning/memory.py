@@ -8,23 +8,38 @@ torch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from inferd.checkpoints.adapter import read_adapter
 from inferd.checkpoints.architecture import ITEM_BYTES, dtype_name, read_config
 from inferd.checkpoints.decoder_config import DecoderConfig, Source
-from inferd.checkpoints.footprint import weight_bytes
+from inferd.checkpoints.footprint import used_tensors, weight_bytes
 from inferd.checkpoints.longrope import factors_text, with_factors
-from inferd.config import Config, ModelConfig, SequenceConfig
+from inferd.checkpoints.safetensors import Entry
+from inferd.checkpoints.stored.layout import Layout as StoredLayout
+from inferd.checkpoints.stored.layout import layouts
+from inferd.config import Config, ModelConfig, ParallelConfig, SequenceConfig
 from inferd.config.units import bytes_text
-from inferd.engine.memory import adapters_bytes, headroom_bytes, plan_arena, runtime_bytes
-from inferd.engine.model.share import check_layout
+from inferd.engine.memory import (
+    FREE_SHARE,
+    Arena,
+    adapters_bytes,
+    headroom_bytes,
+    plan_arena,
+    rank_headroom_bytes,
+    runtime_bytes,
+)
+from inferd.engine.model.share import Share, check_layout
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.machine.memory import available_bytes
 from inferd.native.kv_sizes import kv_bytes_per_token
+from inferd.planning.placing import Devices, Placed, StageNeed, devices_of, find_spot
 from inferd.planning.predictive import plan_predictive
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.source import blaming, find, is_remote
@@ -50,7 +65,9 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     rope_factors: str = ""  # a sentence, where LongRoPE's are chosen from
     checkpoint: str = ""  # how its weights are quantised: "gptq, int4, groups of 128"; "": they are numbers
+    parallel: ParallelConfig = ParallelConfig()
     layout: str = ""  # "2 ranks (tensor 2 x pipeline 1)"; "": one process
+    placed: Placed | None = None  # where server.devices says what devices there are
     kv_bytes: int = 0
     kv_bytes_per_token: int = 0
     num_blocks: int = 0
@@ -71,6 +88,11 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
         """One replica, with its KV cache full."""
         return self.weights_bytes + self.kv_bytes + self.headroom_bytes
 
+    @property
+    def here_bytes(self) -> int:
+        """Its part on this machine: that of others is equal."""
+        return -(-self.total_bytes // self.parallel.machines)
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What all local models of a configuration take."""
@@ -87,29 +109,33 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return not self.problems
 
 
-def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> MemoryEstimate | None:
+def plan_model(
+    name: str, config: ModelConfig, *, free_bytes: int | None = None, devices: Devices | None = None
+) -> MemoryEstimate | None:
     """The memory of one replica of the model; None where it cannot be known: for a remote server, or a hub id that is
     not downloaded yet.
 
-    ``free_bytes``: memory the replica may take (None: what is free on this machine); it bounds a KV
-    cache whose size is not configured. Raises ModelLoadError, with the remedy, when the replica does
-    not fit within ``memory_bytes`` or ``free_bytes``, or its files are at fault.
+    ``free_bytes``: memory the replica may take (None: what is free on this machine), on each machine where it is spread
+    over several; it bounds a KV cache whose size is not configured. ``devices``: where the ranks of all replicas are
+    placed, in the layout that these ask for; None: there are no budgets of devices. Raises ModelLoadError, with the
+    remedy, when the replica does not fit within ``memory_bytes``, ``free_bytes`` or the devices, or its files are at
+    fault.
     """
     artifact = _artifact(config)
     if artifact is None:
         return None
-    free = available_bytes() if free_bytes is None else free_bytes
+    free = config.parallel.machines * (available_bytes() if free_bytes is None else free_bytes)
     if artifact.kind == "predict":
         return _predictive(name, artifact, config, free)
-    folder = Path(artifact.path)
-    source = Source(folder / "config.json")
-    dims = with_factors(read_config(source), config.rope_factors, config.max_model_len)
-    dtype = dtype_name(config.dtype, dims.dtype, on_cpu=not config.device.startswith("cuda"), source=source)
-    itemsize = ITEM_BYTES[dtype]
-    weights_bytes = weight_bytes(folder, source, dims, itemsize, config.quantization)
-    draft_weights, draft_per_token = _draft(config)
-    weights_bytes += draft_weights + adapters_bytes(config, _adapters(config, dims, itemsize))
-    check_layout(config, dims)
+    sizes = _Sizes.read(Path(artifact.path), config)
+    check_layout(config, sizes.dims)
+    spot = None
+    if devices is not None and not config.device.startswith("cuda"):
+        spot = find_spot(
+            name, sizes.dims, _asked(config), config.num_local, devices, lambda parallel: sizes.needs(config, parallel)
+        )
+        config = msgspec.structs.replace(config, parallel=spot.parallel)
+    weights_bytes = sizes.weights_bytes(config.parallel)
     runtime = config.parallel.count * runtime_bytes()
     beside = free - weights_bytes - runtime
     if beside <= 0:
@@ -119,14 +145,7 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
             f"{bytes_text(free)} may be used. Give it more memory, or take a smaller model.",
             param="memory_bytes",
         )
-    arena = plan_arena(
-        config,
-        dims,
-        itemsize=itemsize,
-        weights_bytes=weights_bytes,
-        free_bytes=beside,
-        draft_bytes_per_token=draft_per_token,
-    )
+    arena = sizes.arena(config, beside if spot is None else min(beside, sizes.cache_bytes(config, spot.most_blocks)))
     typical = min(TYPICAL_TOKENS, arena.max_model_len)
 
     def concurrency(length: int) -> int:
@@ -134,17 +153,19 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
 
     estimate = MemoryEstimate(
         name=name,
-        folder=str(folder),
-        dtype=dtype,
-        rope_factors=factors_text(dims),
-        checkpoint="" if source.quantization is None else source.quantization.label,
+        folder=str(sizes.folder),
+        dtype=sizes.dtype,
+        rope_factors=factors_text(sizes.dims),
+        checkpoint="" if sizes.source.quantization is None else sizes.source.quantization.label,
+        parallel=config.parallel,
         layout=config.parallel.text,
+        placed=None if spot is None or devices is None else spot.placed(arena.num_blocks, devices.rooms),
         weights_bytes=weights_bytes,
         kv_bytes=arena.nbytes,
         kv_bytes_per_token=arena.bytes_per_token,
         num_blocks=arena.num_blocks,
         block_size=arena.block_size,
-        headroom_bytes=headroom_bytes(config, dims, itemsize=itemsize),
+        headroom_bytes=headroom_bytes(config, sizes.dims, itemsize=sizes.itemsize),
         replicas=config.num_local,
         roles=_roles_text(config),
         num_answering=config.num_local if config.roles is None else config.roles.decode,
@@ -164,6 +185,107 @@ def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None)
     return estimate
 
 
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What a checkpoint's folder says about the memory of a replica, in any layout."""
+
+    folder: Path
+    source: Source
+    dims: DecoderConfig
+    dtype: str
+    asked: str  # the setting ``quantization``
+    tensors: Mapping[str, Entry]
+    quantised: Mapping[str, StoredLayout]
+    draft_bytes: int  # of a draft model's weights
+    draft_bytes_per_token: int
+    adapter_bytes: int
+
+    @classmethod
+    def read(cls, folder: Path, config: ModelConfig) -> Self:
+        """Raises ModelLoadError."""
+        source = Source(folder / "config.json")
+        dims = with_factors(read_config(source), config.rope_factors, config.max_model_len)
+        dtype = dtype_name(config.dtype, dims.dtype, on_cpu=not config.device.startswith("cuda"), source=source)
+        tensors = used_tensors(folder, dims)
+        draft, of_token = _draft(config)
+        return cls(
+            folder=folder,
+            source=source,
+            dims=dims,
+            dtype=dtype,
+            asked=config.quantization,
+            tensors=tensors,
+            quantised={} if source.quantization is None else layouts(source.quantization, tensors, str(folder)),
+            draft_bytes=draft,
+            draft_bytes_per_token=of_token,
+            adapter_bytes=adapters_bytes(config, _adapters(config, dims, ITEM_BYTES[dtype])),
+        )
+
+    @property
+    def itemsize(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    def share_bytes(self, share: Share) -> int:
+        """A rank's part of the checkpoint."""
+        return share.weight_bytes(self.tensors, self.quantised, self.dims, self.itemsize, self.asked)
+
+    def weights_bytes(self, parallel: ParallelConfig) -> int:
+        """Of all ranks, with a draft model and the part for adapters."""
+        ranks = (Share(rank, parallel.tensor, parallel.pipeline) for rank in range(parallel.count))
+        return sum(map(self.share_bytes, ranks)) + self.draft_bytes + self.adapter_bytes
+
+    def arena(self, config: ModelConfig, free_bytes: int, share: float = FREE_SHARE) -> Arena:
+        """Raises ModelLoadError."""
+        return plan_arena(
+            config,
+            self.dims,
+            itemsize=self.itemsize,
+            weights_bytes=self.weights_bytes(config.parallel),
+            free_bytes=free_bytes,
+            draft_bytes_per_token=self.draft_bytes_per_token,
+            share=share,
+        )
+
+    def cache_bytes(self, config: ModelConfig, blocks: int) -> int:
+        """Of a KV cache of so many blocks, in all ranks together."""
+        return blocks * config.kv_cache.block_size * self.arena(config, sys.maxsize, share=0.0).bytes_per_token
+
+    def needs(self, config: ModelConfig, parallel: ParallelConfig) -> tuple[StageNeed, ...]:
+        """The memory of a rank of each stage. Rank 0 also samples, and has the draft model. Adapters count as a whole
+        in every rank of a stage, because some of their products are not divided."""
+        divided = msgspec.structs.replace(config, parallel=parallel)
+        blocks = self.arena(divided, sys.maxsize, share=0.0).num_blocks
+        adapters = -(-self.adapter_bytes // parallel.pipeline)
+        found = []
+        for stage in range(parallel.pipeline):
+            share = Share(stage * parallel.tensor, parallel.tensor, parallel.pipeline)
+            part = share.config(self.dims)
+            per_token = kv_bytes_per_token(
+                num_layers=part.num_layers,
+                num_kv_heads=part.num_kv_heads,
+                head_dim=part.head_dim,
+                itemsize=self.itemsize,
+                dtype=config.kv_cache.dtype,
+            )
+            per_token += self.draft_bytes_per_token if stage == 0 else 0
+            found.append(
+                StageNeed(
+                    weights_bytes=self.share_bytes(share) + adapters + (self.draft_bytes if stage == 0 else 0),
+                    process_bytes=rank_headroom_bytes(
+                        divided, self.dims, itemsize=self.itemsize, samples=share.is_first
+                    ),
+                    block_bytes=per_token * config.kv_cache.block_size,
+                    blocks=blocks,
+                )
+            )
+        return tuple(found)
+
+
+def _asked(config: ModelConfig) -> ParallelConfig | None:
+    """The layout that the configuration asks for; None: the one that fits. Replicas with roles are not divided."""
+    return config.parallel if config.parallel.count > 1 or config.roles is not None else None
+
+
 def _roles_text(config: ModelConfig) -> str:
     if config.roles is None:
         return ""
@@ -174,11 +296,13 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
     """The memory of every local model, in the order of the configuration. Each gets what the models before it
     leave. Raises ModelLoadError when a model's files are at fault; what does not fit is in ``problems``."""
     free = available_bytes() if free_bytes is None else free_bytes
-    budget = free if config.server.memory_bytes is None else config.server.memory_bytes
+    limit = budget_of(config)
+    budget = free if limit is None else limit
     estimates: list[MemoryEstimate] = []
     unknown: list[str] = []
     problems: list[str] = []
     startup = 0
+    devices = devices_of(config.server.devices)
     in_order = {name: at for at, name in enumerate(config.models)}
     for name, model in sorted(config.models.items(), key=lambda item: item[1].is_on_demand):
         if model.num_local == 0:
@@ -186,7 +310,7 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
         # A model that is loaded on demand may use the memory of other such models, which are unloaded for it.
         room = budget - startup
         try:
-            estimate = plan_model(name, model, free_bytes=max(room, 0) // model.num_local)
+            estimate = plan_model(name, model, free_bytes=max(room, 0) // model.num_local, devices=devices)
         except ModelLoadError as error:
             problems.append(f"models.{name}: {error.message}")
             continue
@@ -195,49 +319,68 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
             continue
         estimates.append(estimate)
         if not model.is_on_demand:
-            startup += estimate.total_bytes * estimate.replicas
-    if config.server.memory_bytes is not None and config.server.memory_bytes > free:
-        problems.append(
-            f"server.memory_bytes is {bytes_text(config.server.memory_bytes)}, but only {bytes_text(free)} are free on "
-            "this machine. Lower it."
-        )
+            startup += estimate.here_bytes * estimate.replicas
+            if devices is not None and estimate.placed is not None:
+                devices = devices.without(estimate.placed)
+    if limit is not None and limit > free:
+        what = "server.memory_bytes is" if limit == config.server.memory_bytes else "server.devices together is"
+        problems.append(f"{what} {bytes_text(limit)}, but only {bytes_text(free)} are free on this machine. Lower it.")
     return Plan(
         models=tuple(sorted(estimates, key=lambda estimate: in_order[estimate.name])),
         budget_bytes=budget,
         startup_bytes=startup,
-        all_bytes=sum(estimate.total_bytes * estimate.replicas for estimate in estimates),
+        all_bytes=sum(estimate.here_bytes * estimate.replicas for estimate in estimates),
         unknown=tuple(unknown),
         problems=tuple(problems),
     )
 
 
+def budget_of(config: Config) -> int | None:
+    """The memory that the operator lets all local models take together; None: what the machine leaves."""
+    server = config.server
+    of_devices = None if server.devices.memory_bytes is None else server.devices.memory_bytes * server.devices.count
+    budgets = [budget for budget in (server.memory_bytes, of_devices) if budget is not None]
+    return min(budgets, default=None)
+
+
 def bind(config: Config) -> Config:
-    """The configuration with every model that is loaded at the start bound to its part of ``server.memory_bytes``, so
-    that no model uses another one's. Unchanged when there is no such budget.
+    """The configuration with every model bound to its part of ``server.memory_bytes`` if it is loaded at the start, so
+    that no model uses another one's, and in the layout that ``server.devices`` asks for. Unchanged when there is no
+    such budget.
 
     Raises ConfigError, with the plan, when the models do not fit together. A model with invalid files is not bound: it
     fails when it loads, and no other model with it.
     """
-    budget = config.server.memory_bytes
+    budget = budget_of(config)
     if budget is None:
         return config
     plan = plan_config(config, free_bytes=max(budget, available_bytes()))
     planned = {estimate.name: estimate for estimate in plan.models}
     models = dict(config.models)
     for name, model in config.models.items():
-        if model.is_on_demand or model.num_local == 0 or name in plan.unknown:
+        is_placed = name in planned and planned[name].placed is not None
+        if (model.is_on_demand and not is_placed) or model.num_local == 0 or name in plan.unknown:
             continue
         if name in planned:
-            models[name] = msgspec.structs.replace(model, memory_bytes=planned[name].total_bytes)
+            models[name] = bound(model, planned[name])
         elif _loads_alone(name, model):
             taken = ", ".join(f"{e.name} {e.replicas} x {bytes_text(e.total_bytes)}" for e in plan.models) or "nothing"
             problem = next(problem for problem in plan.problems if problem.startswith(f"models.{name}: "))
+            limit, param = (
+                ("the devices of the server", "server.devices")
+                if budget != config.server.memory_bytes
+                else (f"server.memory_bytes = {bytes_text(budget)}", "server.memory_bytes")
+            )
             raise ConfigError(
-                f"The models do not fit into server.memory_bytes = {bytes_text(budget)} (planned so far: {taken}). "
-                f"{problem}",
-                param="server.memory_bytes",
+                f"The models do not fit into {limit} (planned so far: {taken}). {problem}",
+                param=param,
             )
     return msgspec.structs.replace(config, models=models)
+
+
+def bound(model: ModelConfig, estimate: MemoryEstimate) -> ModelConfig:
+    """The model with the memory and the layout that were planned."""
+    return msgspec.structs.replace(model, memory_bytes=estimate.total_bytes, parallel=estimate.parallel)
 
 
 def _artifact(config: ModelConfig) -> Artifact | None:
@@ -250,7 +393,7 @@ def _artifact(config: ModelConfig) -> Artifact | None:
     return None if found is None else artifact_of(msgspec.structs.replace(config, source=str(found)))
 
 
-def _asked(inputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[TensorSpec]:
+def _requested(inputs: Iterable[TensorSpec], sequence: SequenceConfig) -> Iterator[TensorSpec]:
     """The inputs that requests bring, without those that the server fills itself."""
     own = {*sequence.states.values(), *sequence.controls}
     return (spec for spec in inputs if spec.name not in own)
@@ -278,7 +421,7 @@ def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -
         replicas=config.num_local,
         kind="predict",
         platform=artifact.platform,
-        inputs=() if signature is None or config.preprocess else tuple(_asked(signature.inputs, config.sequence)),
+        inputs=() if signature is None or config.preprocess else tuple(_requested(signature.inputs, config.sequence)),
         outputs=()
         if signature is None or config.postprocess
         else tuple(_answered_outputs(signature.outputs, config.sequence)),

@@ -178,8 +178,8 @@ def _sources(found: Sizing) -> str:
     notes = {note for one in found.choices for note in one.notes}
     measured = found.measured
     compared = (
-        f"Estimates were within {100 * measured.worst:.0f} % of {len(measured.rows)} runs on {measured.machine} "
-        f"({measured.date}); no GPU was measured."
+        f"Estimates were within {measured.within} of the speed of runs on {measured.machine} ({measured.date}); no GPU "
+        "was measured."
         if measured.rows
         else "No estimate was compared with a measurement."
     )

@@ -6,18 +6,21 @@ The bytes are those that loading takes (``checkpoints.footprint``), in each form
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
-from inferd.checkpoints.architecture import read_config
+from inferd.checkpoints.architecture import GPT, read_config
 from inferd.checkpoints.declared_tensors import declared_tensors
 from inferd.checkpoints.decoder_config import DecoderConfig, Source
 from inferd.checkpoints.footprint import held_bytes, used_tensors
 from inferd.checkpoints.safetensors import Entry, weight_files
-from inferd.checkpoints.stored.layout import Layout, layouts
+from inferd.checkpoints.stored.layout import Layout as StoredLayout
+from inferd.checkpoints.stored.layout import layouts
+from inferd.engine.model.layouts import Layout
+from inferd.engine.model.share import Share
 from inferd.errors import ModelLoadError
 
 Format = Literal["stored", "fp32", "fp16", "fp8", "int8", "int4"]
@@ -45,7 +48,7 @@ class Shape:
     source: str  # where its sizes are from
     dims: DecoderConfig
     tensors: Mapping[str, Entry]
-    stored: Mapping[str, Layout]  # its quantised products
+    stored: Mapping[str, StoredLayout]  # its quantised products
     label: str = ""  # how its files are quantised; empty: they are not
 
     @property
@@ -77,17 +80,6 @@ class Parts:
     def read_once(self) -> int:
         """Bytes that every step reads, whatever its rows: all but the embedding's rows, and without experts."""
         return sum(self.layers) - self.experts + self.head + self.tied
-
-    def stages(self, count: int) -> Iterator[int]:
-        """Bytes of each stage of a pipeline. Layers are divided evenly, and the first stages have one more where that
-        does not come out. The last stage has a copy of an embedding that is also the output layer."""
-        each, more = divmod(len(self.layers), count)
-        at = 0
-        for stage in range(count):
-            end = at + each + (stage < more)
-            last = self.head + (self.tied if count > 1 else 0)
-            yield sum(self.layers[at:end]) + (self.embedding if stage == 0 else 0) + (last if stage == count - 1 else 0)
-            at = end
 
 
 @lru_cache(maxsize=64)
@@ -121,6 +113,37 @@ def parts(shape: Shape, form: Format) -> Parts:
         tied=nbytes(words) if shape.dims.tie_word_embeddings else 0,
         experts=nbytes(experts),
     )
+
+
+@lru_cache(maxsize=1024)
+def fullest_bytes(shape: Shape, form: Format, layout: Layout) -> int:
+    """Bytes of the weights of the rank that has most of them."""
+    return max(
+        Share(stage * layout.tensor, layout.tensor, layout.pipeline).weight_bytes(
+            shape.tensors, shape.stored, shape.dims, itemsize(form), _ASKED[form]
+        )
+        for stage in range(layout.pipeline)
+    )
+
+
+def divides_by_outputs(shape: Shape, form: Format, layout: Layout) -> bool:
+    """Whether devices exchange inputs and outputs of second products, not partial sums."""
+    share = Share(0, layout.tensor, layout.pipeline)
+    return share.dividing(_ASKED[form], shape.stored.values()).by_outputs
+
+
+def layer_products(dims: DecoderConfig) -> list[tuple[int, int]]:
+    """(outputs, inputs) of the products of a layer; of experts, those of one."""
+    hidden, heads = dims.hidden_size, dims.num_heads * dims.head_dim
+    widths = [dims.intermediate_size if moe is None else moe.intermediate_size for moe in dims.moe]
+    wide = max(widths, default=dims.intermediate_size)
+    inner = wide if dims.architecture in GPT else 2 * wide  # the gate and what it multiplies
+    return [
+        (heads + 2 * dims.num_kv_heads * dims.head_dim, hidden),
+        (hidden, heads),
+        (inner, hidden),
+        (hidden, wide),
+    ]
 
 
 def itemsize(form: Format) -> int:

@@ -9,7 +9,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from inferd.planning.capacity import MOST_DEVICES, WARNING, Layout, Load, Need, need, smallest
+from inferd.engine.model.layouts import Layout
+from inferd.planning.capacity import MOST_DEVICES, WARNING, Load, Need, need, possible, smallest
 from inferd.planning.measured import Measured
 from inferd.planning.shape import Format, Shape
 from inferd.planning.speed import Speed, speed
@@ -218,7 +219,7 @@ def _cost(per_hour: float, replicas: int, estimate: Speed, busy: float) -> Cost:
 
 
 def _too_large(shape: Shape, form: Format, load: Load, offer: Offer) -> str:
-    """Why no layout holds the load, and what one device would hold."""
+    """Why no layout holds the load, and what one device would hold, or which devices would do."""
     device = offer.device
     on_cpu = device.vendor == "cpu"
     alone = need(shape, form, load, Layout(tensor=1, pipeline=1), on_cpu=on_cpu)
@@ -226,7 +227,14 @@ def _too_large(shape: Shape, form: Format, load: Load, offer: Offer) -> str:
     if fits:
         return f"one device holds {fits} requests of {load.tokens:,} tokens, not {load.requests}"
     count = min(offer.count or MOST_DEVICES, MOST_DEVICES)
-    return f"needs {alone.total_bytes / 1e9:,.0f} GB, which {count} devices of {device.memory_gb:,.0f} GB do not hold"
+    enough = smallest(shape, form, load, msgspec.structs.replace(offer, count=None))
+    least = min(need(shape, form, load, layout, on_cpu=on_cpu).total_bytes for layout in possible(shape, offer))
+    remedies = [] if enough is None else [f"take {enough[0].text}"]
+    remedies.append(f"{count} of at least {math.ceil(least / 1e9):,} GB")
+    return (
+        f"needs {alone.total_bytes / 1e9:,.0f} GB, which {count} devices of {device.memory_gb:,.0f} GB do not hold: "
+        f"{', or '.join(remedies)}"
+    )
 
 
 def _notes(form: Format, layout: Layout, device: Device) -> list[str]:

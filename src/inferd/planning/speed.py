@@ -1,12 +1,16 @@
 """How fast a replica generates, by the roofline of its devices (Williams et al. 2009). Knows no price.
 
 A step of decoding reads every weight once and the keys and values of every request, and multiplies each weight once per
-request. It takes the longer of reading and arithmetic, and the messages between devices:
+request. Reading and arithmetic go on together as far as the device's kernels overlap them (``native.overlap``):
 
-    step = max(weights / bandwidth, 2 x parameters x requests / operations) + cache / bandwidth + messages
+    step = both(weights / bandwidth, 2 x parameters x requests / operations)
+         + (caches + activations + logits) / bandwidth
+         + kernels x kernel + messages + host
 
-The cores of a processor do not overlap the two (Treibig & Hager 2010, "Introducing a performance model for
-bandwidth-limited loop kernels"; measured by ``python -m bench.plan``), so there it is their sum.
+``kernel`` is the time of a kernel's start and end, in which nothing is computed; a small model waits for little else.
+``host`` is the time in which the engine schedules a step, prepares it and hands its tokens on. On the cores of a
+processor reading and arithmetic overlap in part (Treibig & Hager 2010, "Introducing a performance model for
+bandwidth-limited loop kernels"; measured by ``native.roofline``). ``python -m bench.plan`` compares the sum with steps.
 
 A prompt is limited by arithmetic. Requests run in waves in this estimate: prompts one after another, then their
 answers together. Dividing layers divides reading and arithmetic. A pipeline divides them too when it is full, which
@@ -19,13 +23,25 @@ from typing import Final
 
 import msgspec
 
+from inferd.engine.model.layouts import Layout
 from inferd.native.kv_sizes import kv_bytes_per_token
-from inferd.planning.capacity import Layout, Load
-from inferd.planning.shape import Format, Shape, itemsize, parts
+from inferd.native.overlap import both
+from inferd.planning.capacity import Load
+from inferd.planning.shape import Format, Shape, divides_by_outputs, itemsize, layer_products, parts
 from inferd.planning.tables import GB, Device
 
 MESSAGE_S: Final = 10e-6
 """Seconds that a message between two devices of a machine takes beside its bytes; an assumption for GPUs."""
+
+KERNELS: Final = 10
+"""Of a layer on a GPU (``engine.cuda``): four products, three of attention, two norms and a gate."""
+
+HOST_S: Final = 200e-6
+"""Seconds of a step of one core: of 10 layers of 64 columns, without the layers. The weights of a larger model replace
+the engine's data in the caches, and it is up to 500."""
+
+HOST_REQUEST_S: Final = 20e-6
+"""Likewise, more for each request of a step."""
 
 BETWEEN_MACHINES_GB_S: Final = 50.0
 """Bytes per second of a stage's rows to the next machine: InfiniBand NDR, 400 Gbit/s."""
@@ -69,9 +85,17 @@ def step_seconds(
     arithmetic = 2.0 * active_parameters(shape) * rows / layout.tensor / device.operations(form)
     cache = requests * context * _cache_bytes(shape, form, kv) / layout.pipeline
     heads = min(layout.tensor, shape.dims.num_kv_heads)  # with fewer key heads than devices, some are there twice
-    stream = device.stream("fp16") if form != "fp32" else device.stream("fp32")
-    caches = cache / heads / stream
-    return _together(reading, arithmetic, device) + caches + messages(shape, rows, form, layout, device)
+    caches = cache / heads / device.cache_stream
+    return (
+        both(reading, arithmetic, device.overlap(form))
+        + caches
+        + activations_seconds(shape, form, requests, layout, device)
+        + logits_seconds(shape, requests, device)
+        + kernels_seconds(shape, device)
+        + messages(shape, rows, form, layout, device)
+        + HOST_S
+        + HOST_REQUEST_S * requests
+    )
 
 
 def prompt_seconds(shape: Shape, form: Format, tokens: int, layout: Layout, device: Device) -> float:
@@ -79,22 +103,50 @@ def prompt_seconds(shape: Shape, form: Format, tokens: int, layout: Layout, devi
     dims = shape.dims
     products = 2.0 * active_parameters(shape) * tokens
     attention = 2.0 * dims.num_layers * dims.num_heads * dims.head_dim * tokens * tokens  # half of all pairs, twice
-    arithmetic = (products + attention) / layout.tensor / device.operations(form)
+    arithmetic = products / layout.tensor / device.operations(form)
     reading = weights_read(shape, form, tokens) / layout.tensor / device.stream(form)
-    return _together(reading, arithmetic, device) + messages(shape, tokens, form, layout, device)
+    return (
+        both(reading, arithmetic, device.overlap(form))
+        + attention / layout.tensor / device.operations("fp32" if form == "fp32" else "fp16")  # never in integers
+        + activations_seconds(shape, form, tokens, layout, device)
+        + logits_seconds(shape, 1, device)
+        + kernels_seconds(shape, device)
+        + messages(shape, tokens, form, layout, device)
+        + HOST_S
+        + HOST_REQUEST_S
+    )
 
 
-def _together(reading: float, arithmetic: float, device: Device) -> float:
-    return max(reading, arithmetic) if device.overlaps else reading + arithmetic
+def activations_seconds(shape: Shape, form: Format, rows: int, layout: Layout, device: Device) -> float:
+    """Seconds in which the inputs and outputs of the products of ``rows`` are written and read."""
+    values = shape.dims.num_layers * sum(out + size for out, size in layer_products(shape.dims))
+    return 2.0 * rows * values * itemsize(form) / layout.tensor / device.stream("fp16")
+
+
+def logits_seconds(shape: Shape, rows: int, device: Device) -> float:
+    """Seconds in which the logits of ``rows`` are written and read for a choice: float32, one for each token."""
+    return 2.0 * 4.0 * rows * shape.dims.vocab_size / device.stream("fp32")
+
+
+def kernels_seconds(shape: Shape, device: Device) -> float:
+    """Seconds of the starts of a step's kernels. Stages of a pipeline start theirs one after another."""
+    return KERNELS * shape.dims.num_layers * device.kernel_us * 1e-6
 
 
 def messages(shape: Shape, rows: int, form: Format, layout: Layout, device: Device) -> float:
-    """Seconds of the messages of a step: two sums over the devices of a layer, and a stage's rows to the next."""
-    size = rows * shape.dims.hidden_size * itemsize(form)
+    """Seconds of the messages of a step: two sums over the devices of a layer, or inputs and outputs of two products
+    that are integers (``engine.model.share``), and a stage's rows to the next."""
+    dims, item = shape.dims, itemsize(form)
+    size = rows * dims.hidden_size * item
     seconds = 0.0
     if layout.tensor > 1:
-        around = 2.0 * (layout.tensor - 1) / layout.tensor * size / (device.link_gb_s * GB)  # a ring
-        seconds += 2 * shape.dims.num_layers * (around + MESSAGE_S)
+        count, sent = 2, 2 * 2 * size  # a ring of a sum sends twice
+        if divides_by_outputs(shape, form, layout):
+            experts = max((moe.top_k for moe in dims.moe if moe is not None), default=1)
+            _, (out, heads), _, (_, wide) = layer_products(dims)
+            count, sent = 4, rows * item * (heads + out + wide * experts + out)
+        around = sent * (layout.tensor - 1) / layout.tensor / (device.link_gb_s * GB)
+        seconds += dims.num_layers * (around + count * MESSAGE_S)
     if layout.pipeline > 1:
         seconds += layout.pipeline * (size / (BETWEEN_MACHINES_GB_S * GB) + MESSAGE_S)
     return seconds

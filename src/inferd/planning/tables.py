@@ -19,6 +19,10 @@ GB: Final = 10**9
 MOST: Final = 4096
 """Devices of one kind in a plan."""
 
+CORE_KERNEL_US: Final = 0.4
+"""Microseconds of a kernel's start and end on the cores of a processor: a step of layers of 64 columns, by their
+number."""
+
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -38,7 +42,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.8  # of the bandwidth that decoding reaches
     arithmetic_share: Annotated[float, Meta(gt=0, le=1)] = 0.5  # of the operations that products reach
     streams_gb_s: dict[Literal["fp32", "fp16", "fp8", "int8", "int4"], Positive] = {}  # measured, instead of the share
-    overlaps: bool = True  # reading and arithmetic go on at the same time; a core does one after the other
+    # Where reading weights and arithmetic take equally long, what passes of one during the other; missing: all.
+    overlaps: dict[Literal["fp32", "fp16", "fp8", "int8", "int4"], Annotated[float, Meta(ge=0, le=1)]] = {}
+    kernel_us: Annotated[float, Meta(ge=0, le=1e6)] = 1.3  # of a kernel's start and end, microseconds
+    cache_gb_s: Positive | None = None  # at which attention reads keys and values; None: as weights are read
 
     @property
     def memory_bytes(self) -> int:
@@ -47,20 +54,33 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def operations(self, form: Format) -> float:
         """Operations per second of products with weights in this format. Integers and stored formats are converted to
         16 bits on their way into a product, unless the device was measured."""
-        known: str = "fp16" if form == "stored" else form
         rates: dict[str, float] = dict(self.tflops.items())
-        return rates.get(known, rates.get("fp16", min(rates.values()))) * 1e12 * self.arithmetic_share
+        return _of_form(rates, form, min(rates.values())) * 1e12 * self.arithmetic_share
+
+    def overlap(self, form: Format) -> float:
+        """Of reading weights in this format and arithmetic (``native.overlap``)."""
+        return _of_form(dict(self.overlaps.items()), form, 1.0)
 
     def stream(self, form: Format) -> float:
         """Bytes per second at which weights in this format are read."""
         rates: dict[str, float] = dict(self.streams_gb_s.items())
         return rates[form] * GB if form in rates else self.bandwidth_gb_s * GB * self.memory_share
 
+    @property
+    def cache_stream(self) -> float:
+        """Bytes of keys and values per second that attention reads."""
+        return self.stream("fp16") if self.cache_gb_s is None else self.cache_gb_s * GB
+
     def lacks(self, form: Format) -> str:
         """Why the device does not compute a format; empty: it does."""
         if form == "fp8" and "fp8" not in self.tflops:
             return f"{self.title} has no FP8 units; int8 takes the same memory"
         return ""
+
+
+def _of_form(rates: Mapping[str, float], form: Format, otherwise: float) -> float:
+    """The rate of a format. Integers and stored formats are converted to 16 bits where they have none of their own."""
+    return rates.get("fp16" if form == "stored" else form, rates.get("fp16", otherwise))
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -112,7 +112,7 @@ class Channel(asyncio.Protocol):
         self._on_closed(self._error or exc)
 
 
-def _frames(messages: Sequence[ToWorker]) -> Iterator[bytes]:
+def _frames(messages: Sequence[ToWorker]) -> Iterator[bytearray]:
     """The messages as few frames. Raises ChannelError for one message too large, or one that cannot be written.
 
     Large requests have frames of their own: the reader holds a frame twice, and must be able to stop between two
@@ -128,7 +128,7 @@ def _frames(messages: Sequence[ToWorker]) -> Iterator[bytes]:
         yield from _bounded(messages[begin:])
 
 
-def _bounded(messages: Sequence[ToWorker]) -> Iterator[bytes]:
+def _bounded(messages: Sequence[ToWorker]) -> Iterator[bytearray]:
     try:
         frame = encode_frame(list(messages))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -91,14 +91,14 @@ class BlockingChannel:
         """Write messages; returns when the operating system has all bytes. Raises ChannelError or OSError."""
         self.write(self.frame(messages))
 
-    def frame(self, messages: Sequence[FromWorker]) -> bytes:
+    def frame(self, messages: Sequence[FromWorker]) -> bytearray:
         """The messages as they are written. Raises ChannelError."""
         frame = encode_frame(messages)
         if len(frame) - HEADER.size > MAX_FRAME_BYTES:
             raise ChannelError(f"A frame of {len(frame)} bytes is larger than {MAX_FRAME_BYTES}.")
         return frame
 
-    def write(self, frames: bytes) -> None:
+    def write(self, frames: bytes | bytearray) -> None:
         """Like ``send``, of what ``frame`` made."""
         with self._lock:
             self.socket.sendall(frames)

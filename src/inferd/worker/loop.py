@@ -7,6 +7,7 @@ backend computes, nor of sockets.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 from collections.abc import Callable
@@ -15,9 +16,13 @@ from typing import Any
 import msgspec
 
 from inferd import clock
-from inferd.backend import Backend, RecoversFromSteps, UsesIdleTime
+from inferd.backend import Backend, PausesSteps, RecoversFromSteps, UsesIdleTime
 from inferd.worker.messages import Outputs
 from inferd.worker.open_requests import OpenRequests
+
+IDLE_AFTER_S = 0.1
+"""Seconds without work after which the time counts as idle. Work that comes soon after the model is ready, or after an
+answer, would wait for a piece of what is done ahead: up to 50 ms, where the host has to find memory for it."""
 
 MAX_FAILED_STEPS = 3  # failed steps in a row from which the model, and not a request, counts as broken
 
@@ -67,6 +72,8 @@ class StepLoop:
         self._working = False
         self._send_s = 0.0  # what sending the last step's outputs took
         self.steps = 0
+        if isinstance(backend, PausesSteps):
+            backend.pause_steps_when(lambda: not inbox.empty())
 
     @property
     def is_busy(self) -> bool:
@@ -104,9 +111,7 @@ class StepLoop:
         try:
             if due is None or due > now:
                 self._working = False
-                if due is None:
-                    self._use_idle_time()
-                work.append(self._inbox.get(timeout=None if due is None else due - now))
+                work.append(self._wait_idly() if due is None else self._inbox.get(timeout=due - now))
                 self._working = True
             while True:
                 work.append(self._inbox.get_nowait())
@@ -114,11 +119,14 @@ class StepLoop:
             self._working = True
             return work
 
-    def _use_idle_time(self) -> None:
-        """Until something arrives, or nothing is left to do ahead of time."""
+    def _wait_idly(self) -> Work:
+        """The next work, for which the idle time is used once nothing has come for ``IDLE_AFTER_S``."""
         if isinstance(self._backend, UsesIdleTime):
+            with contextlib.suppress(queue.Empty):
+                return self._inbox.get(timeout=IDLE_AFTER_S)
             while self._inbox.empty() and self._backend.use_idle_time():
                 pass
+        return self._inbox.get()
 
     def _add(self, work: Add) -> None:
         if self._open.accept(work.request_id, work.arrived_at):

@@ -26,7 +26,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import msgspec
 
@@ -36,6 +36,7 @@ from inferd.config import ModelConfig
 from inferd.errors import CodeFailed, InferdError, ModelLoadError
 from inferd.machine.memory import rss_bytes
 from inferd.machine.parent import die_with
+from inferd.machine.weight_memory import WeightMemory
 from inferd.types import GenerateRequest, Link
 from inferd.worker.channel import BlockingChannel, ChannelError
 from inferd.worker.direct import ChannelClosedError, DirectLoop, wrong_kind
@@ -81,13 +82,30 @@ EXIT_DEFECT = 5
 
 Progress = Callable[[str, int, int], None]
 AnyBackend = PreparingBackend | PredictiveBackend
-Create = Callable[[str, ModelConfig, Progress], AnyBackend]
+
+
+class Create(Protocol):
+    """Makes a model's backend. ``weight_memory``: what a spare worker reserved for the weights; None: nothing. ``far``:
+    where ranks on other machines are reached; empty: there are none."""
+
+    def __call__(
+        self,
+        name: str,
+        config: ModelConfig,
+        progress: Progress,
+        weight_memory: WeightMemory | None = None,
+        far: str = "",
+        /,
+    ) -> AnyBackend: ...
+
 
 _OF_TEXTS = ("torch", "tokenizers")  # what the extra llm installs, and engines and encoders import at their top
 _log = logging.getLogger("inferd.worker")
 
 
-def create_backend(name: str, config: ModelConfig, progress: Progress) -> AnyBackend:
+def create_backend(
+    name: str, config: ModelConfig, progress: Progress, weight_memory: WeightMemory | None = None, far: str = ""
+) -> AnyBackend:
     """The model's backend, by what its files are. Imported here: nothing else in this room knows torch or a runtime."""
     from inferd.registry.artifact import artifact_of
 
@@ -95,7 +113,7 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> AnyBac
     artifact = artifact_of(config, progress)
     progress("import", 0, 0)
     try:
-        return _created(name, artifact, config, progress)
+        return _created(name, artifact, config, progress, weight_memory, far)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if artifact.runtime not in ("llm", "encoder") or package not in _OF_TEXTS:
@@ -106,8 +124,9 @@ def create_backend(name: str, config: ModelConfig, progress: Progress) -> AnyBac
         ) from None
 
 
-def import_for(config: ModelConfig) -> None:
-    """Import what a model needs, without loading it. Raises InferdError and ImportError."""
+def prepare_for(config: ModelConfig) -> WeightMemory | None:
+    """Import what a model needs, without loading it, and reserve the memory of its weights where ``spare_memory`` says
+    so. Raises InferdError and ImportError."""
     from inferd.registry.artifact import artifact_of
 
     artifact = artifact_of(config, lambda phase, done, total: None)
@@ -115,8 +134,14 @@ def import_for(config: ModelConfig) -> None:
         from inferd.predict.load import import_runtime
 
         import_runtime(artifact.runtime)
-        return
+        return None
+    weight_memory = None
+    if config.scaling is not None and config.scaling.spare_memory:
+        from inferd.engine.weight_memory import reserve_weight_memory
+
+        weight_memory = reserve_weight_memory(config)
     importlib.import_module("inferd.engine.load")
+    return weight_memory
 
 
 def _verified(name: str, config: ModelConfig, progress: Progress) -> tuple[ModelConfig, str]:
@@ -134,8 +159,17 @@ def _identity(config: ModelConfig) -> str:
     return identity_of(config)
 
 
-def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progress) -> AnyBackend:
+def _created(
+    name: str,
+    artifact: Artifact,
+    config: ModelConfig,
+    progress: Progress,
+    weight_memory: WeightMemory | None,
+    far: str,
+) -> AnyBackend:
     if artifact.kind == "predict":
+        if weight_memory is not None:  # the model's files are others than those that it was reserved for
+            weight_memory.close()
         if config.adapters:
             raise ModelLoadError(
                 f"{name} has adapters, but only models that generate text take them. Leave adapters out.",
@@ -149,12 +183,13 @@ def _created(name: str, artifact: Artifact, config: ModelConfig, progress: Progr
         from inferd.predict.load import load_predictor
 
         return load_predictor(name, artifact, config, progress)
-    from inferd.engine.weight_memory import reserve_weight_memory
+    if weight_memory is None:
+        from inferd.engine.weight_memory import reserve_weight_memory
 
-    weight_memory = reserve_weight_memory(config)  # the system finds it while torch is imported
+        weight_memory = reserve_weight_memory(config)  # the system finds it while torch is imported
     from inferd.engine.load import create_backend as create
 
-    return create(name, config, progress, weight_memory)
+    return create(name, config, progress, weight_memory, far)
 
 
 class Worker:
@@ -167,13 +202,14 @@ class Worker:
         self._load: queue.SimpleQueue[Load | Prepare] = queue.SimpleQueue()
         self._intake: Intake | None = None
         self._loop: StepLoop | DirectLoop | None = None
+        self._rank_pids: tuple[int, ...] = ()
         self._take_over, self._taken_over = socket.socketpair()  # closing the first ends the reading thread
         self._is_taken_over = False
 
     def run(self) -> int:
         """Load the model and serve until Stop; the exit code."""
         reader = self._start("read", self._read)
-        load = self._loaded()
+        load, weight_memory = self._loaded()
         self._start("heartbeat", self._beat)
         set_niceness(load.model.priority)  # before the model starts threads, which inherit it
         try:
@@ -181,7 +217,7 @@ class Worker:
             artifact = _identity(load.model)
             progress = self._progress()
             model, words = _verified(load.name, load.model, progress)
-            backend = self._create(load.name, model, progress)
+            backend = self._create(load.name, model, progress, weight_memory, load.far)
             if load.link is not None and not isinstance(backend, HandsOver):
                 raise ModelLoadError(
                     f"{load.name} has roles, but only models that generate text have prompts to hand over. Leave roles "
@@ -207,17 +243,18 @@ class Worker:
         reader.join()
         return self._predict(backend, known)
 
-    def _loaded(self) -> Load:
-        """The model to load. Until it is named, the imports that it needs are done."""
+    def _loaded(self) -> tuple[Load, WeightMemory | None]:
+        """The model to load, and the memory of its weights. Until it is named, what it needs is prepared."""
+        weight_memory = None
         while True:
             message = self._load.get()
             if isinstance(message, Load):
                 _name_log(f"{message.name}/{message.replica}")
-                return message
+                return message, weight_memory
             try:
-                import_for(message.model)
+                weight_memory = prepare_for(message.model)
             except (InferdError, ImportError) as error:  # the load says it
-                _log.warning("a spare worker could not import what its model needs: %s", error)
+                _log.warning("a spare worker could not prepare what its model needs: %s", error)
 
     def _generate(self, backend: PreparingBackend, known: dict[str, str], link: Link | None) -> int:
         """Serve a generating model, with threads for reading, preparing and writing. ``known``: of its files."""
@@ -238,7 +275,7 @@ class Worker:
             self._start(f"try-form-{number}", intake.run_tried)
         self._start("tokenize", intake.run_calls)
         self._start("adapters", intake.run_adapters)
-        self._intake, self._loop = intake, loop
+        self._intake, self._loop, self._rank_pids = intake, loop, backend.info.rank_pids
         self._send(Ready(msgspec.structs.replace(backend.info, **known)))
         try:
             loop.run()
@@ -326,7 +363,7 @@ class Worker:
                 steps, busy = loop.steps, loop.is_busy
             if intake is not None:
                 steps, busy = steps + intake.num_done, busy or intake.is_busy
-            self._send(Heartbeat(steps, busy, rss_bytes()))
+            self._send(Heartbeat(steps, busy, rss_bytes() + sum(map(rss_bytes, self._rank_pids))))
             pause.wait(HEARTBEAT_S)
 
     def _send(self, message: FromWorker) -> None:

@@ -35,6 +35,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     model: ModelConfig
     replica: int = 0
     link: Link | None = None  # None: it takes part in no hand-over
+    far: str = ""  # the folder with the sockets of its ranks on other machines; empty: there are none
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -186,12 +187,15 @@ to_worker_decoder = msgspec.msgpack.Decoder(list[ToWorker], ext_hook=_extension)
 from_worker_decoder = msgspec.msgpack.Decoder(list[FromWorker])
 
 
-def encode_frame(messages: Sequence[ToWorker] | Sequence[FromWorker]) -> bytes:
+def encode_frame(messages: Sequence[ToWorker] | Sequence[FromWorker]) -> bytearray:
+    frame = bytearray(HEADER.size)  # the messages are written behind it: a large body is not copied once more
     try:
-        body = _encoder.encode(messages)
+        _encoder.encode_into(messages, frame, HEADER.size)
     except OverflowError:  # JSON of a client, such as a schema, has an integer beyond msgpack's 64 bits
-        body = _encoder.encode(_with_extensions(msgspec.to_builtins(messages, builtin_types=(bytes,))))
-    return HEADER.pack(len(body)) + body
+        plain = msgspec.to_builtins(messages, builtin_types=(bytes,))
+        _encoder.encode_into(_with_extensions(plain), frame, HEADER.size)
+    HEADER.pack_into(frame, 0, len(frame) - HEADER.size)
+    return frame
 
 
 def _with_extensions(value: Any) -> Any:

@@ -22,7 +22,7 @@ class Outbox:
 
     def __init__(self, channel: BlockingChannel) -> None:
         self._channel = channel
-        self._frames: queue.Queue[bytes | None] = queue.Queue(MAX_FRAMES)
+        self._frames: queue.Queue[bytes | bytearray | None] = queue.Queue(MAX_FRAMES)
 
     def post(self, messages: Sequence[FromWorker]) -> None:
         """Queue messages to be written in order. Waits while MAX_FRAMES are queued, so that a gateway that reads slowly
@@ -34,11 +34,11 @@ class Outbox:
         frame = self._frames.get()
         while frame is not None:
             frames = [frame]
-            following: bytes | None = b""
+            following: bytes | bytearray | None = b""
             while following is not None and not self._frames.empty():
                 following = self._frames.get()
                 frames += [following] if following else []
-            self._channel.write(b"".join(frames))
+            self._channel.write(frame if len(frames) == 1 else b"".join(frames))
             frame = self._frames.get() if following is not None else None
 
     def close(self) -> None:

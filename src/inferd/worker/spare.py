@@ -1,7 +1,8 @@
 """A spare worker: a process without a model whose imports are done, in which the next worker of a model starts.
 
 Most of the time until a small model is ready goes to imports. A spare worker has done them, and takes the memory of the
-libraries meanwhile. Knows processes, and nothing of when a spare worker is worth its memory.
+libraries meanwhile, and with ``spare_memory`` that of the weights. Knows processes, and nothing of when a spare worker
+is worth its memory.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class SpareWorker:
         self._stop_s = stop_s
         self._process: WorkerProcess | None = None
         self._environment: Mapping[str, str] = {}
+        self._weights: tuple[object, ...] | None = None  # whose memory it holds
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -45,9 +47,10 @@ class SpareWorker:
 
     def keep(self, config: ModelConfig) -> None:
         """Start one for such a model, unless there is one. Where no process can be started, there is none."""
-        environment = environment_for(config, os.environ)
+        environment, weights = environment_for(config, os.environ), _held_weights(config)
         if self._process is not None:
-            if not self._process.gone.done() and environment == self._environment:
+            is_same = (environment, weights) == (self._environment, self._weights)
+            if not self._process.gone.done() and is_same:
                 return
             self.drop()
         try:
@@ -55,7 +58,7 @@ class SpareWorker:
         except OSError as error:
             _log.warning("%s: no spare worker could be started: %s", self._model, error.strerror or error)
             return
-        self._environment = environment
+        self._environment, self._weights = environment, weights
         self._process.send(Prepare(config))
 
     def take(
@@ -91,6 +94,13 @@ class SpareWorker:
             await asyncio.wait_for(asyncio.shield(process.gone), self._stop_s)
         process.kill()
         await asyncio.shield(process.gone)
+
+
+def _held_weights(config: ModelConfig) -> tuple[object, ...] | None:
+    """The settings that the size of the weights depends on; None: their memory is not held."""
+    if config.scaling is None or not config.scaling.spare_memory:
+        return None
+    return config.source, config.dtype, config.quantization, config.device, config.parallel
 
 
 def _ignore(messages: list[FromWorker]) -> None:

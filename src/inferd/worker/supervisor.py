@@ -184,12 +184,14 @@ class Supervisor:
         return self._process is not None and self._process.is_writable
 
     def measure_rss(self) -> int:
-        """Resident memory of the worker now; 0: there is none, or the system does not say. By the last report of a
-        worker on another machine."""
+        """Resident memory of the worker now, with its ranks on the same machine; 0: there is none, or the system does
+        not say. By the last report of a worker on another machine."""
         if self._process is None:
             return 0
         pid = self._process.pid
-        return self.rss_bytes if pid is None else rss_bytes(pid)
+        if pid is None:
+            return self.rss_bytes
+        return rss_bytes(pid) + sum(map(rss_bytes, () if self._info is None else self._info.rank_pids))
 
     def start(self) -> None:
         """Start the worker now, and keep it running."""

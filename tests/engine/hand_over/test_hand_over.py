@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.engine.deltas import stats_of
 
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig
 from inferd.engine.engine import Engine
@@ -133,7 +134,7 @@ def hit_tokens(engine: Engine, asked: GenerateRequest) -> int:
     engine.add(engine.prepare(asked), 0.0)
     found = 0
     while engine.due(0.0) is not None:
-        found += engine.step(0.0)[1].prefix_hit_tokens
+        found += stats_of(engine, 0.0).prefix_hit_tokens
     return found
 
 
@@ -147,7 +148,7 @@ def test_an_answer_goes_on_from_the_blocks_of_another_engine(pair: Pair, alone: 
         num_full = (len(asked.prompt.token_ids) - 1) // BLOCK  # type: ignore[union-attr]
         assert pair.incoming.num_handed(asked.id) == num_full
         pair.decode.add(pair.decode.prepare(asked), 0.0)
-        stats = pair.decode.step(0.0)[1]
+        stats = stats_of(pair.decode, 0.0)
         assert stats.prefix_hit_tokens == num_full * BLOCK
         while pair.decode.due(0.0) is not None:
             pair.decode.step(0.0)

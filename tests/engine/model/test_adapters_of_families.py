@@ -49,7 +49,7 @@ def test_an_adapter_gives_the_logits_of_transformers_with_it_merged(
 
     base = driver.logits([(text, 0, table)])[0]
     plain_forward = decoder.forward
-    decoder.forward = forward  # type: ignore[method-assign]
+    decoder.forward = forward  # type: ignore[assignment, method-assign]
     found = driver.logits([(text, 0, table)])[0]
     expected = families.expected(oracle, text)
     assert (found - expected).abs().max() < 2e-3 < 0.05 < (base - expected).abs().max()

@@ -54,11 +54,11 @@ def test_an_adapter_of_peft_gives_its_logits(
     adapter = load_adapter("a", read_adapter(tmp_path / "adapter", decoder.config), decoder, CPU, b"a")
     driver, plain = families.Driver(decoder), decoder.forward
 
-    def forward(batch: Any, attention: Any) -> torch.Tensor:
+    def forward(batch: Any, attention: Any, entering: None = None) -> torch.Tensor:
         batch.adapters = AdapterRows([adapter], torch.zeros(len(batch.token_ids), dtype=torch.int32))
         return plain(batch, attention)
 
-    decoder.forward = forward  # type: ignore[method-assign]
+    decoder.forward = forward  # type: ignore[assignment, method-assign]
     found = driver.logits([(text, 0, driver.table(len(text)))])[0]
     assert (found - unmerged).abs().max() < 1e-3
     assert (found - merged).abs().max() < 1e-3

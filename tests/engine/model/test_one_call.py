@@ -100,6 +100,7 @@ def check(decoder: Decoder, steps: list[list[int]], *, in_bytes: bool = False) -
             plain = decoder.forward(batch, NativeAttention(caches[0], batch))
             assert torch.equal(one.forward(batch), plain)
             check_wanted(one, batch, plain)
+            check_parts(one, batch, plain)
             starts = [start + count for start, count in zip(starts, counts, strict=True)]
     for a, b in zip(*map(contents, caches), strict=True):
         assert torch.equal(a, b)
@@ -113,6 +114,17 @@ def check_wanted(one: NativeDecoder, batch: FlatBatch, plain: torch.Tensor) -> N
     others = torch.ones(len(found), dtype=torch.bool)
     others[batch.output_rows] = False
     assert found[others].isnan().all()
+
+
+def check_parts(one: NativeDecoder, batch: FlatBatch, plain: torch.Tensor) -> None:
+    """Again, as calls between which other steps are computed: the same bits."""
+    layers = one.begin(batch)
+    for _ in one.parts[1:]:
+        assert layers.advance(lambda: True) is None
+        one.forward(batch)
+    found = layers.advance(lambda: True)
+    assert found is not None
+    assert torch.equal(found[batch.output_rows], plain[batch.output_rows])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,8 +1,8 @@
 """A replica of two ranks in this process, which computes answers until it ends; a fault comes after some steps.
 
-    group.py hang FLAG       a rank hangs within a step, without a signal
-    group.py cut FLAG        the connections between the ranks are cut; needs a network namespace of its own
-    group.py rank FLAG ...   the other rank, which hangs when there is a file FLAG
+    group.py hang FLAG       a rank of a divided layer hangs within a step, without a signal
+    group.py cut FLAG        the connections between two stages are cut; needs a network namespace of its own
+    group.py rank FLAG ...   the other rank, which hangs before a sum when there is a file FLAG
 
 Prints a line when the fault begins.
 """
@@ -14,21 +14,23 @@ import sys
 import time
 from pathlib import Path
 
+from torch import Tensor
+
 from inferd.config import ModelConfig, ParallelConfig, SpeculationConfig
 from inferd.engine.load import create_backend
 from inferd.engine.ranks import lead, rank
-from inferd.engine.ranks.peers import GlooPeers
+from inferd.engine.ranks.peers import GroupPeers
 from inferd.types import GenerateRequest, SamplingParams, TokenPrompt
 
 STEPS = 20
 
 
 def main(fault: str, flag: Path) -> None:
-    lead._COMMAND = (sys.executable, "-P", __file__, "rank", str(flag))  # type: ignore[assignment]
+    lead._COMMAND = (sys.executable, "-P", __file__, "rank", str(flag))
     config = ModelConfig(
         source="demo",
         threads=1,
-        parallel=ParallelConfig(tensor=2),
+        parallel=ParallelConfig(pipeline=2) if fault == "cut" else ParallelConfig(tensor=2),
         speculation=SpeculationConfig(method="none"),
     )
     engine = create_backend("m", config, lambda *_: None)
@@ -49,14 +51,14 @@ def main(fault: str, flag: Path) -> None:
 
 
 def hanging_rank(flag: Path) -> None:
-    meet = GlooPeers._meet
+    add = GroupPeers.sum
 
-    def hangs(self: GlooPeers, works: list[object]) -> None:
+    def hangs(self: GroupPeers, partial: Tensor) -> Tensor:
         if flag.exists():
             time.sleep(3600)
-        meet(self, works)  # type: ignore[arg-type]
+        return add(self, partial)
 
-    GlooPeers._meet = hangs  # type: ignore[method-assign, assignment]
+    GroupPeers.sum = hangs  # type: ignore[method-assign]
     rank.main()
 
 

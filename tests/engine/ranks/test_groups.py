@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 from tests.adapters import write_adapter
 from tests.engine.test_engine import make_request, run
 from tests.worker.watching import children, interrupted, is_running, text_of
@@ -25,9 +29,13 @@ from tests.worker.watching import children, interrupted, is_running, text_of
 from inferd.answer_form import AnswerForm, Regex
 from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from inferd.engine.load import create_backend
-from inferd.engine.ranks.lead import EXIT_RANK_LOST, Lead
-from inferd.engine.ranks.watch import STILL_LOOKS, Stillness
+from inferd.engine.model.cuts import AdapterPiece
+from inferd.engine.ranks.lead import Lead
+from inferd.engine.ranks.messages import build
+from inferd.engine.ranks.watch import EXIT_RANK_LOST, STILL_LOOKS, Stillness
+from inferd.errors import ModelLoadError
 from inferd.events import Retried
+from inferd.native.low_rank import LoadedAdapter
 from inferd.registry.source import resolve
 from inferd.types import GenerateRequest, SamplingParams
 from inferd.worker.log_lines import record_line
@@ -89,16 +97,53 @@ def test_processes_answer_as_one(adapters: dict[str, str]) -> None:
     assert expected[: len(PROMPTS)] != expected[len(PROMPTS) : 2 * len(PROMPTS)], "the adapter changes answers"
 
 
+def test_stages_answer_as_one_process_where_every_step_is_cut(
+    adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same, with micro-batches of three rows. Rank 0 alone decides where a step is cut."""
+    found: list[list[int]] = []
+
+    def cut(num_rows: int, stages: int) -> list[int]:
+        found.append(list(range(1, num_rows, 3)))
+        return found[-1]
+
+    expected = answers(1, 1, adapters)
+    monkeypatch.setattr("inferd.engine.ranks.lead.cuts", cut)
+    assert answers(1, 2, adapters) == expected
+    assert max(map(len, found)) > 10
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("olmo2", marks=pytest.mark.thorough)])
+def test_processes_of_decoders_without_one_call_answer_as_one(
+    name: str, tmp_path: Path, families: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(families.BASE, "vocab_size", 2048)  # of the tokenizer
+    families.write_checkpoint(name, tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(resolve("demo") / file, tmp_path)
+    found = []
+    for tensor in (1, 2):
+        config = ModelConfig(
+            source=str(tmp_path), threads=1, dtype="float32", max_model_len=96, parallel=ParallelConfig(tensor=tensor)
+        )
+        engine = create_backend("tiny", config, lambda *_: None)
+        try:
+            found.append([answer.tokens() for answer in run(engine, *requests("", [""]))])
+        finally:
+            engine.close()
+    assert found[0] == found[1]
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"dtype": "float32"}])
 @pytest.mark.parametrize("layout", [(2, 1), (1, 2), (2, 2)])
 def test_every_layout_answers_as_one_process(
     layout: tuple[int, int], settings: dict[str, Any], adapters: dict[str, str]
 ) -> None:
-    """Parts of a layer are rounded before they are added, except in float32: there the nearly equal logits of random
-    adapters and of masks are ordered otherwise, and the base's own answers are compared."""
+    """Stages and integers keep every bit. In bfloat16 sums in another order may round otherwise, so the nearly equal
+    logits of random adapters and of masks may be ordered otherwise, and the base's own answers are compared."""
     found, expected = answers(*layout, adapters, **settings), answers(1, 1, adapters, **settings)
-    if layout[0] == 1 or settings.get("dtype") == "float32":
+    if layout[0] == 1 or settings:
         assert found == expected
     for index, (one, other) in enumerate(zip(found, expected, strict=True)):
         is_of_base, has_mask = index // len(PROMPTS) % 2 == 0, index % 4 == 3
@@ -128,6 +173,74 @@ def test_a_lost_rank_ends_the_group(
     (line,) = [record for record in caplog.records if "the replica ends with all its ranks" in record.message]
     assert record_line(line, "m/0"), "the worker's log takes the record"
     until(lambda: not Path(f"/proc/{made.pids[0]}/fd/0").exists())
+
+
+def test_a_rank_that_is_stopped_while_it_loads_is_named(lead: tuple[Lead, threading.Event]) -> None:
+    made, ended = lead
+    os.kill(made.pids[0], signal.SIGSTOP)
+    with pytest.raises(ModelLoadError, match=rf"Rank 1 .*process {made.pids[0]}\) was stopped by a signal") as failed:
+        made.loaded(b"")
+    assert failed.value.param == "parallel"
+    assert not ended.is_set()
+
+
+def test_a_rank_that_is_stopped_does_not_hold_up_an_adapter(lead: tuple[Lead, threading.Event]) -> None:
+    """Its part is larger than what the connection holds."""
+    made, _ = lead
+    adapter = LoadedAdapter("a", b"", 1, {})
+    piece = AdapterPiece(0, 0, 0, 1.0, torch.zeros(8, 1 << 20), torch.zeros(8, 8))
+    os.kill(made.pids[0], signal.SIGSTOP)
+    with pytest.raises(ModelLoadError, match=r"Rank 1 .* was stopped by a signal"):
+        made.give(adapter, lambda share: [piece])
+
+
+def refused_load(digest: bytes = b"") -> str:
+    """What rank 0 is told where a rank cannot be part of its group."""
+    made = Lead(ModelConfig(source="demo", threads=1, parallel=ParallelConfig(tensor=2)), resolve("demo"), 1)
+    try:
+        with pytest.raises(ModelLoadError) as refused:
+            made.loaded(digest)
+    finally:
+        made.close()
+    return refused.value.message
+
+
+def test_a_rank_of_another_version_or_with_other_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where inferd's files were replaced while the server ran."""
+    monkeypatch.setattr("inferd.engine.ranks.lead.build", lambda: "inferd 0.0.9, kernels avx2 7.7")
+    said = refused_load()
+    assert f"rank 1: it would run {build()}, but rank 0 runs inferd 0.0.9, kernels avx2 7.7" in said
+    assert said.endswith("Restart the server.")
+
+
+def test_a_checkpoint_that_changes_under_a_rank_is_refused() -> None:
+    """Rank 0 has read other files than rank 1 has."""
+    assert refused_load(b"other files") == "The checkpoint's files changed while ranks read them; load it again."
+
+
+def test_groups_meet_in_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other group and no other user can have taken the place where ranks find each other."""
+    monkeypatch.setattr("inferd.engine.ranks.lead._COMMAND", (sys.executable, "-c", "pass"))
+    config = ModelConfig(source="demo", threads=1, parallel=ParallelConfig(tensor=2))
+    one, other = Lead(config, resolve("demo"), 1), Lead(config, resolve("demo"), 1)
+    try:
+        assert one.folder != other.folder
+        assert [stat.S_IMODE(lead.folder.stat().st_mode) for lead in (one, other)] == [0o700, 0o700]
+    finally:
+        one.close()
+        other.close()
+    assert not one.folder.exists()
+
+
+def test_a_rank_that_does_nothing_while_it_loads_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.engine.ranks.lead._COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+    config = ModelConfig(source="demo", threads=1, parallel=ParallelConfig(tensor=2), hang_timeout_s=0.5)
+    made = Lead(config, resolve("demo"), 1)
+    try:
+        with pytest.raises(ModelLoadError, match=r"Rank 1 .* has not worked for 0.5 s \(hang_timeout_s\)"):
+            made.loaded(b"")
+    finally:
+        made.close()
 
 
 @pytest.mark.parametrize(
@@ -209,6 +322,47 @@ def test_a_stream_goes_on_after_a_lost_rank(lost: int, number: signal.Signals) -
     assert text_of(outputs) == text_of(whole), outputs[-1].end
     assert [event.kind for event in witness.events if isinstance(event, Retried)] == ["continuation"]
     assert witness.count("ready") == 2
+
+
+UNDER_LOAD = Path(__file__).with_name("under_load.py")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("fault", "lost"),
+    [
+        ("kill", 0),
+        ("kill", 1),
+        ("stop", 0),
+        ("stop", 1),
+        pytest.param(
+            "cut",
+            1,
+            marks=pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"),
+        ),
+    ],
+)
+def test_no_request_is_lost_with_a_rank(fault: str, lost: int) -> None:
+    """Four answers are computed and six requests wait when a rank is lost."""
+    command = [sys.executable, str(UNDER_LOAD), fault, str(lost)]
+    if fault == "cut":
+        command = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command]
+    root = Path(__file__).parents[3]
+    ran = subprocess.run(
+        command,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    print(f"{fault}, rank {lost}: gone after {found['gone_s']:.2f} s, back after {found['back_s']:.2f} s")
+    assert found["equal"], found
+    assert (found["outcomes"], found["left"]) == (["done"], [])
+    assert found["retried"] > 0, "the fault met no request"
 
 
 def command_of(pid: int) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inferd.config import SchedulerConfig
 from inferd.engine.scheduling.accounting import Account, Ledger
 from inferd.engine.scheduling.blocks import BlockPool
-from inferd.engine.scheduling.scheduler import Scheduler, Slice
+from inferd.engine.scheduling.scheduler import Scheduler, Slice, Step
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.types import EngineTimes, SamplingParams
 
@@ -84,16 +84,41 @@ class Clockwork:
         if self.guess and len(step.slices) == 1 and step.slices[0].count == 1:
             scheduler.speculate(step.slices[0], tuple([1] * self.guess))
         self.ledger.begin(step, began)
+        seconds = self._seconds(step)
+        self._finish(step, seconds)
+        self.now = began + seconds + BETWEEN
+
+    def step_that_pauses(self, prompt: int, answer: int) -> Job:
+        """A step that pauses after a third of its time for a request that arrives then."""
+        paused = self.scheduler.schedule()
+        seconds = self._seconds(paused)
+        self.ledger.begin(paused, self.now)
+        self.ledger.pause(seconds / 3)
+        self.now += seconds / 3 + BETWEEN
+        job = self.add(prompt, answer)
+        first = self.scheduler.schedule_before(paused)
+        assert [part.sequence for part in first.slices] == job.sequences
+        self.ledger.begin(first, self.now)
+        self._finish(first, self._seconds(first))
+        self.now += self._seconds(first) + BETWEEN
+        self.ledger.begin(paused, self.now, seconds / 3)
+        self._finish(paused, seconds * 2 / 3)
+        self.now += seconds * 2 / 3 + BETWEEN
+        return job
+
+    def _seconds(self, step: Step) -> float:
         decodes = sum(part.count - len(part.draft) == 1 for part in step.slices)
         seconds = FIXED + PREFILL * (step.num_tokens - decodes) + self.decode_s * decodes
         seconds += self.context_s * sum(part.start for part in step.slices)
-        seconds *= self.slowness * (1 + self.noise.uniform(-0.2, 0.2) if self.noise else 1)
-        scheduler.commit(step)
+        return seconds * self.slowness * (1 + self.noise.uniform(-0.2, 0.2) if self.noise else 1)
+
+    def _finish(self, step: Step, seconds: float) -> None:
+        began = self.ledger._at
+        self.scheduler.commit(step)
         caught_up = [part for part in step.slices if part.catches_up]
         for part in caught_up:
             self._extend(part, began + 0.9 * seconds)  # the token's time; text is made after it
         self.ledger.commit(seconds)
-        self.now = began + seconds + BETWEEN
 
     def _extend(self, part: Slice, at: float) -> None:
         sequence = part.sequence
@@ -187,6 +212,39 @@ def test_a_neighbours_prompt_is_entered_as_the_prefill_of_others() -> None:
     check_sum(job)
     assert job.spent.others_prefill == pytest.approx(63 * 20 * PREFILL, rel=0.05)
     assert job.spent.crowding < 0.1 * job.spent.others_prefill
+
+
+def test_each_part_of_a_step_that_has_paused_is_entered_when_it_came() -> None:
+    world = Clockwork(max_num_batched_tokens=512)
+    world.warm()
+    job = world.add(20, 40, priority=1)
+    for _ in range(5):
+        world.step()
+    first = world.step_that_pauses(60, 1)
+    world.run()
+    check_sum(job)
+    check_sum(first)
+    assert first.spent.schedule_wait == 0.0
+    assert first.spent.prefill == pytest.approx(0.9 * (FIXED + 60 * PREFILL), rel=0.02)  # it ends with its token
+    assert job.spent.num_steps == 40
+    assert job.spent.others_prefill + job.spent.crowding == pytest.approx(FIXED + 60 * PREFILL + BETWEEN, rel=0.1)
+    assert job.spent.decode == pytest.approx(39 * (BETWEEN + FIXED + DECODE), rel=0.05)
+    assert max(job.spent.slowed, first.spent.slowed) < 2 * BETWEEN
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_parts_of_requests_around_steps_that_pause_add_up(seed: int) -> None:
+    """Those that arrive in a pause have no part of what was computed before it."""
+    world, rng = Clockwork(max_num_batched_tokens=512, max_num_seqs=16), random.Random(seed)
+    world.warm()
+    jobs = [world.add(rng.randrange(2, 80), 60, priority=1, width=rng.choice([1, 2])) for _ in range(3)]
+    for _ in range(12):
+        for _ in range(rng.randrange(1, 4)):
+            world.step()
+        jobs.append(world.step_that_pauses(rng.randrange(2, 80), rng.randrange(1, 9)))
+    world.run()
+    for job in jobs:
+        check_sum(job)
 
 
 def test_neighbours_that_decode_are_entered_as_crowding() -> None:
@@ -339,6 +397,20 @@ def test_the_choices_of_a_request_are_entered_once() -> None:
     check_sum(job)
     assert job.spent.decode == pytest.approx(29 * (FIXED + 4 * DECODE), rel=0.05)
     assert job.spent.crowding < 1e-9
+
+
+def test_neighbours_of_a_request_with_several_choices_are_entered_as_crowding() -> None:
+    world = Clockwork()
+    world.warm()
+    job = world.add(20, 30, width=4)
+    for _ in range(3):
+        world.add(20, 60)
+    while job.times is None:
+        world.step()
+    check_sum(job)
+    assert job.spent.decode == pytest.approx(29 * (BETWEEN + FIXED + 4 * DECODE), rel=0.05)
+    assert job.spent.crowding == pytest.approx(29 * 3 * DECODE, rel=0.1)
+    assert job.spent.rest < 1e-9
 
 
 def test_a_failed_step_is_entered_as_rest() -> None:

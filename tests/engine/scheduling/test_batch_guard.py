@@ -62,12 +62,17 @@ def test_the_protection_fades_while_no_other_class_is_seen(prefill: int, passed:
     assert guard.limit(passed + 1, 10.0) == at_once
 
 
-@given(st.integers(0, 10_000), st.floats(LEAST_BATCH, 5000))
-def test_while_a_first_token_is_due_one_step_in_several_computes_batch_work(begin: int, limit: float) -> None:
+@given(st.integers(0, 10_000), TOKENS, st.floats(0, 1000), st.booleans())
+def test_while_a_first_token_is_due_one_step_in_several_computes_batch_work(
+    begin: int, prefill: int, fixed: float, may_pause: bool
+) -> None:
     guard = BatchGuard()
-    due = [guard.allowance(step, limit, first_token_due=True) for step in range(begin, begin + SHARE_EVERY)]
-    assert sorted(due) == [0] * (SHARE_EVERY - 1) + [limit]
-    assert guard.allowance(begin, limit, first_token_due=False) == limit
+    guard.record_step(begin, 1)
+    guard.record_prefill(prefill)
+    limit = guard.limit(begin, fixed, may_pause=may_pause)
+    due = [guard.allowance(step, limit, fixed, first_token_due=True) for step in range(begin, begin + SHARE_EVERY)]
+    assert sorted(due) == [0] * (SHARE_EVERY - 1) + [guard.limit(begin, fixed)], "of a step that does not pause"
+    assert guard.allowance(begin, limit, fixed, first_token_due=False) == limit
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 40), st.data())

@@ -9,7 +9,7 @@ from inferd.config import SchedulerConfig
 from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.scheduler import Scheduler, Step
 from inferd.engine.scheduling.sequence import Sequence
-from inferd.types import SamplingParams
+from inferd.types import RANKS, SamplingParams
 
 
 def make_scheduler(num_blocks: int = 64, block_size: int = 4, **options: int | bool) -> Scheduler:
@@ -310,3 +310,24 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
+
+
+def test_a_first_token_is_due_until_the_prompt_is_computed_whatever_tokens_of_the_answer_are_known() -> None:
+    def steps_of(known: int) -> list[list[tuple[str, int]]]:
+        """The requests and numbers of tokens of each step until the prompt is computed."""
+        scheduler = make_scheduler(max_num_batched_tokens=8)
+        for number in range(2):
+            scheduler.add(make_sequence(f"batch{number}", [number] * 4, priority=RANKS["batch"]))
+        for _ in range(3):
+            run(scheduler)
+        urgent = make_sequence("urgent", list(range(13 - known)), priority=RANKS["interactive"])
+        urgent.tokens += [7] * known  # as of an answer that begins with tokens that its form leaves no choice for
+        scheduler.add(urgent)
+        found = []
+        while urgent.num_computed < urgent.num_prompt:
+            found.append([(name, count) for name, _, count in names(run(scheduler))])
+        return found
+
+    steps = steps_of(0)
+    assert any(len(parts) == 1 for parts in steps), "batch work that decodes waits for the first token"
+    assert steps_of(3) == steps

@@ -138,6 +138,7 @@ def run_guessing(engine: Engine, requests: list[GenerateRequest]) -> list[list[i
     num_guessed = 0
     while engine.due(1.0) is not None:
         outputs, stats = engine.step(1.0)
+        assert stats is not None
         num_guessed += stats.drafted_tokens
         for output in outputs:
             answers[output.request_id].take(output)

@@ -15,7 +15,7 @@ from inferd.engine.scheduling.blocks import BlockPool
 from inferd.engine.scheduling.scheduler import Scheduler, Slice
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.engine.speculation.draft_passes import Guess, Rule
-from inferd.engine.speculation.gain import Chances, Costs, StepForecast
+from inferd.engine.speculation.gain import BatchCost, Chances, Costs, StepForecast
 from inferd.engine.speculation.prompt_lookup import RESUMED, Found
 from inferd.engine.speculation.speculation import Speculation
 from inferd.types import SamplingParams
@@ -323,6 +323,17 @@ def test_what_gains_nothing_for_few_is_not_tried_for_more_meanwhile() -> None:
     assert gaining.may_try(), "which was seen to gain"
     assert other.may_try(), "whose steps cost something else"
     assert any(more.may_try() for _ in range(1100)), "in the end it is tried again"
+
+
+@given(st.floats(1.1, 2.9))
+def test_what_trials_lose_is_less_than_a_fiftieth_of_the_steps_for_which_they_pause(slower: float) -> None:
+    cost = BatchCost(1)
+    for _ in range(4):
+        cost.record_plain(1, 0.01)
+    lost_steps = slower - 1.0
+    while not cost.record_try(1, 1, 0.01 * slower):
+        lost_steps += slower - 1.0
+    assert cost.off_for >= min(50 * lost_steps, 1000)
 
 
 def test_chances_are_learned_by_class_and_follow_change() -> None:

@@ -10,14 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conftest import write_tiny_model
+from tests.engine.deltas import stats_of
 from tests.engine.speculation.speculating import Prophet, Recorded, always
 
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
-from inferd.engine.sampler import SampleRow
+from inferd.engine.sampler import Drawn, SampleRow
 from inferd.engine.scheduling.sequence import Sequence
 from inferd.errors import ModelLoadError
+from inferd.native.masks import RowMasks
 from inferd.native.paged_attention import native_available
 from inferd.types import Continuation, GenerateRequest, Output, SamplingParams, TokenPrompt
 
@@ -210,6 +212,7 @@ def test_real_guesses_change_no_answer_in_a_crowd_that_is_preempted(
             engine.add(engine.prepare(request), 0.0)
         while engine.due(0.0) is not None:
             said, stats = engine.step(0.0)
+            assert stats is not None
             outputs += said
             drafted += stats.drafted_tokens
             preempted += stats.num_preempted
@@ -228,6 +231,7 @@ def test_a_draft_that_is_the_model_itself_is_always_right_and_saves_its_steps(ti
     outputs, steps, drafted, accepted = [], 0, 0, 0
     while engine.due(0.0) is not None:
         said, stats = engine.step(0.0)
+        assert stats is not None
         outputs += said
         steps += 1
         drafted += stats.drafted_tokens
@@ -251,6 +255,7 @@ def test_of_each_draft_the_right_guesses_and_the_first_wrong_one_are_learned_fro
     accepted = whole = some = steps = 0
     while engine.due(0.0) is not None:
         _, stats = engine.step(0.0)
+        assert stats is not None
         accepted += stats.accepted_tokens
         steps += stats.drafted_tokens > 0
         some += stats.accepted_tokens > 0
@@ -270,6 +275,7 @@ def test_guesses_at_a_period_of_the_prompt_are_right(tiny_model: Path, twin: Eng
     outputs, accepted = [], 0
     while engine.due(0.0) is not None:
         said, stats = engine.step(0.0)
+        assert stats is not None
         outputs += said
         accepted += stats.accepted_tokens
     assert tell(outputs) == tell(run(twin, request))
@@ -402,17 +408,17 @@ def test_no_row_is_computed_behind_the_last_token_that_may_come(tiny_model: Path
     engine = build(tiny_model, SpeculationConfig(max_tokens=5))
     always(engine)
     seen: list[SampleRow] = []
-    sample = engine._sampler.sample
+    draw = engine._sampler.draw
 
-    def watched(logits: torch.Tensor, rows: list[SampleRow], masks: Any) -> Any:
+    def watched(logits: torch.Tensor, rows: list[SampleRow], unended: RowMasks | None = None) -> Drawn:
         seen.extend(rows)
-        return sample(logits, rows, masks)
+        return draw(logits, rows, unended)
 
-    engine._sampler.sample = watched  # type: ignore[assignment, method-assign]
+    engine._sampler.draw = watched  # type: ignore[method-assign]
     engine.add(engine.prepare(make("r", [50, 51, 52], max_tokens=12, logit_bias={77: 100.0})), 0.0)
     accepted = 0
     while engine.due(0.0) is not None:
-        accepted += engine.step(0.0)[1].accepted_tokens
+        accepted += stats_of(engine, 0.0).accepted_tokens
     assert accepted > 5
     assert [len(row.output_ids) for row in seen] == list(range(12)), "every row once, and all of them used"
 
@@ -439,6 +445,7 @@ def test_a_prompt_with_ids_that_only_the_model_has_is_answered_without_its_draft
         outputs, drafted = [], 0
         while engine.due(1.0) is not None:
             news, stats = engine.step(1.0)
+            assert stats is not None
             outputs += news
             drafted += stats.drafted_tokens
         assert (drafted > 0) is is_guessed

@@ -1,7 +1,8 @@
 """The part of Ray that ``driver.py`` uses, without Ray, as a driver's script: ``scripted_ray.py PLAN ADDRESS``.
 
 ``PLAN`` is a JSON file with the machines of the cluster: ``{"a": {"CPU": 1, "labels": {"zone": "x"}}}``. A machine that
-is taken out of it is gone, with its actors. An actor is a task of this process around tiny workers.
+is taken out of it is gone, with its actors; one with ``"drains": true`` takes no more actors. An actor is a task of this
+process around tiny workers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 import types
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -76,13 +78,18 @@ class Cluster:
     def machines(self) -> dict[str, dict[str, Any]]:
         return dict(json.loads(self.plan.read_text()))
 
+    @property
+    def taking(self) -> dict[str, dict[str, Any]]:
+        """Those that do not drain."""
+        return {name: machine for name, machine in self.machines.items() if not machine.get("drains")}
+
     def taken(self, node: str) -> float:
         return sum(float(actor.options["num_cpus"]) for actor in self.actors if actor.node == node)
 
     def node_for(self, options: Mapping[str, Any]) -> str:
         """The machine with room and fewest actors by the first selector that one fits; empty: none has room."""
         others = [one["label_selector"] for one in options["fallback_strategy"] or []]
-        machines = sorted(self.machines.items(), key=lambda one: sum(actor.node == one[0] for actor in self.actors))
+        machines = sorted(self.taking.items(), key=lambda one: sum(actor.node == one[0] for actor in self.actors))
         for selector in (options["label_selector"] or {}, *others):
             for node, machine in machines:
                 labels = {**machine.get("labels", {}), NODE_ID: node}
@@ -97,6 +104,12 @@ class Cluster:
     exceptions = types.SimpleNamespace(RayError=RayError)
     util = types.SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
 
+    @property
+    def _private(self) -> Any:
+        draining = dict.fromkeys(self.machines.keys() - self.taking.keys(), 0)
+        state = types.SimpleNamespace(get_draining_nodes=lambda: draining)
+        return types.SimpleNamespace(state=types.SimpleNamespace(state=state))
+
     def get_runtime_context(self) -> Any:
         node = current.get().node
         labels = {**self.machines.get(node, {}).get("labels", {}), NODE_ID: node}
@@ -106,18 +119,20 @@ class Cluster:
         return []
 
     def init(self, *, address: str, **options: object) -> Any:
+        if address == "mute":
+            time.sleep(1000)
         if address == "nowhere":
             raise ConnectionError("Could not find any running Ray instance.\nMore about it.")
         return types.SimpleNamespace(address_info={"gcs_address": address})
 
     def nodes(self) -> list[dict[str, object]]:
         return [
-            {"Alive": True, "Resources": {"CPU": one["CPU"]}, "Labels": one.get("labels", {})}
-            for one in self.machines.values()
+            {"NodeID": name, "Alive": True, "Resources": {"CPU": one["CPU"]}, "Labels": one.get("labels", {})}
+            for name, one in self.machines.items()
         ]
 
     def available_resources(self) -> dict[str, float]:
-        return {"CPU": sum(machine["CPU"] - self.taken(node) for node, machine in self.machines.items())}
+        return {"CPU": sum(machine["CPU"] - self.taken(node) for node, machine in self.taking.items())}
 
     def remote(self, made_of: type) -> Any:
         def options(**given: object) -> Any:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from inferd.checkpoints.decoder_config import DecoderConfig
 from inferd.checkpoints.rope_tables import tables
 from inferd.checkpoints.weights import Weights
+from inferd.engine.model.cuts import Peers
+from inferd.engine.model.divided import DividedDecoder, Joined
 from inferd.engine.model.products import product
+from inferd.engine.model.share import ALONE, Share
 from inferd.native import ops
 from inferd.native.attention import Attention, FlatBatch, Scoring
 
@@ -86,15 +88,24 @@ class _Norm:
 
 
 class _Layer:
-    __slots__ = ("config", "down", "index", "norm_1", "norm_2", "out", "qkv", "scoring", "table", "up")
+    __slots__ = ("_joined", "config", "down", "index", "norm_1", "norm_2", "out", "qkv", "scoring", "table", "up")
 
     def __init__(
-        self, config: DecoderConfig, names: _Names, weights: Weights, index: int, table: tuple[Tensor, Tensor] | None
+        self,
+        config: DecoderConfig,
+        names: _Names,
+        weights: Weights,
+        index: int,
+        table: tuple[Tensor, Tensor] | None,
+        joined: Joined,
+        first: int,
     ) -> None:
-        self.config, self.index, self.table = config, index, table
+        """``config``: of this rank's part; ``index``: in it; ``first``: the model's layer that is its first."""
+        self.config, self.index, self.table, self._joined = config, index, table, joined
         self.scoring = Scoring(config.attention_scale, config.windows[index])
-        at = f"{names.layers}.{index}"
+        at = f"{names.layers}.{first + index}"
         width, inner = config.hidden_size, config.intermediate_size
+        heads = config.num_heads * config.head_dim
         transposed = config.architecture == "GPT2LMHeadModel"  # GPT-2 stores [in, out]
 
         def linear(name: str, out: int, into: int, *, bias: bool = True) -> ops.Linear:
@@ -108,15 +119,15 @@ class _Layer:
         self.norm_2 = _Norm(weights, f"{at}.{names.norm_2}", width, config.norm_eps)
         match config.architecture:
             case "GPT2LMHeadModel":
-                self.qkv = linear("attn.c_attn", 3 * width, width)
+                self.qkv = linear("attn.c_attn", 3 * heads, width)
             case "GPTNeoForCausalLM":
-                parts = [(f"{at}.attn.attention.{n}_proj.weight", (width, width)) for n in "qkv"]
+                parts = [(f"{at}.attn.attention.{n}_proj.weight", (heads, width)) for n in "qkv"]
                 self.qkv = product(weights, parts, width)
             case _:
                 self.qkv = _deinterleave(config, weights, f"{at}.attention.query_key_value")
-        self.out = linear(names.out, width, width, bias=config.qkv_bias)
+        self.out = linear(names.out, *joined.shape(width, heads), bias=config.qkv_bias and joined.is_biased)
         self.up = linear(names.up, inner, width)
-        self.down = linear(names.down, width, inner)
+        self.down = linear(names.down, *joined.shape(width, inner), bias=joined.is_biased)
 
     def __call__(self, x: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:
         attended = self._attend(self.norm_1(x), batch, attention)
@@ -136,7 +147,7 @@ class _Layer:
                 h = F.silu(h)
             case _:
                 h = F.gelu(h)
-        return self.down(h)
+        return self._joined.outputs(self.down(self._joined.inputs(h), self._joined.format), h.dtype)
 
     def _attend(self, h: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:
         config = self.config
@@ -144,8 +155,8 @@ class _Layer:
         q, k, v = (part.view(shape) for part in self.qkv(h).chunk(3, dim=-1))
         if self.table is not None:
             q, k = ops.rotary(q, k, batch.positions, *self.table)
-        out = attention(self.index, q, k, v, self.scoring)
-        return self.out(out.reshape(h.shape[0], config.hidden_size))
+        out = self._joined.inputs(attention(self.index, q, k, v, self.scoring).reshape(h.shape[0], -1))
+        return self._joined.outputs(self.out(out, self._joined.format), h.dtype)
 
 
 def _turned(weight: Tensor) -> Tensor:
@@ -155,49 +166,53 @@ def _turned(weight: Tensor) -> Tensor:
 def _deinterleave(config: DecoderConfig, weights: Weights, at: str) -> ops.Linear:
     """GPT-NeoX stores q, k, v head by head: [heads, 3, dim]. The result has all q, then all k, then all v."""
     heads, dim, width = config.num_heads, config.head_dim, config.hidden_size
+    rows = 3 * heads * dim
 
     def in_order(weight: Tensor) -> Tensor:
-        return weight.view(heads, 3, dim, width).transpose(0, 1).reshape(3 * width, width)
+        return weight.view(heads, 3, dim, width).transpose(0, 1).reshape(rows, width)
 
     bias = (
-        weights.read(f"{at}.bias", 3 * width).view(heads, 3, dim).transpose(0, 1).reshape(3 * width)
-        if config.qkv_bias
-        else None
+        weights.read(f"{at}.bias", rows).view(heads, 3, dim).transpose(0, 1).reshape(rows) if config.qkv_bias else None
     )
-    return product(weights, [(f"{at}.weight", (3 * width, width))], width, bias, in_order)
+    return product(weights, [(f"{at}.weight", (rows, width))], width, bias, in_order)
 
 
-class GPTDecoder:
+class GPTDecoder(DividedDecoder):
     """Implements ``Decoder`` for GPT-2, GPT-Neo and GPT-NeoX."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
-        names = _NAMES[config.architecture]
-        self.config = config
-        self.dtype = weights.dtype
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        num_positions: int,
+        share: Share = ALONE,
+        peers: Peers | None = None,
+    ) -> None:
+        super().__init__(config, weights, share, peers)
+        names, part, width = _NAMES[config.architecture], self.part, config.hidden_size
         rope = config.ropes[0]
         table = tables(rope, num_positions, weights.device) if rope is not None else None
-        shape, width = (config.vocab_size, config.hidden_size), config.hidden_size
-        self._embedding = product(weights, [(f"{names.embedding}.weight", shape)], width)
-        self._positions = (
-            weights.read(f"{names.positions}.weight", config.max_position_embeddings, config.hidden_size)
-            if names.positions
-            else None
-        )
-        self._layers = [_Layer(config, names, weights, i, table) for i in range(config.num_layers)]
-        self._norm = _Norm(weights, names.final_norm, config.hidden_size, config.norm_eps)
-        head = f"{names.head}.weight"
-        tied = config.tie_word_embeddings or head not in weights
-        self._head = self._embedding if tied else product(weights, [(head, shape)], width)
-        self.num_parameters, self.weights_bytes = weights.num_parameters, weights.num_bytes
-        self.quantization = weights.quantization
+        self._positions: Tensor | None = None
+        if share.is_first:
+            shape, head = (part.vocab_size, width), f"{names.head}.weight"
+            self._embedding = product(weights, [(f"{names.embedding}.weight", shape)], width)
+            if names.positions:
+                self._positions = weights.read(f"{names.positions}.weight", config.max_position_embeddings, width)
+            tied = config.tie_word_embeddings or head not in weights
+            self._head = self._embedding if tied else product(weights, [(head, shape)], width)
+        joined, first = Joined(share, peers), share.layers(config.num_layers).start
+        self._layers = [_Layer(part, names, weights, i, table, joined, first) for i in range(part.num_layers)]
+        self._norm = _Norm(weights, names.final_norm, width, config.norm_eps) if share.is_last else None
+        self._count(weights)
 
-    def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
-        x = self._embedding.rows(batch.token_ids)
-        if self._positions is not None:
-            x = x + F.embedding(batch.positions, self._positions)
+    def forward(self, batch: FlatBatch, attention: Attention, entering: Tensor | None = None) -> Tensor:
+        """``entering``, and the result of a stage that is not the last: [1, T, H]."""
+        if entering is None:
+            x = self.embedded(batch.token_ids)
+            if self._positions is not None:
+                x = x + F.embedding(batch.positions, self._positions)
+        else:
+            (x,) = entering
         for layer in self._layers:
             x = layer(x, batch, attention)
-        return self._norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden, torch.float32)
+        return x.unsqueeze(0) if self._norm is None else self._norm(x)

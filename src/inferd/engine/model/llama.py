@@ -16,6 +16,7 @@ from inferd.checkpoints.decoder_config import DecoderConfig, Family, MoE
 from inferd.checkpoints.rope_tables import tables
 from inferd.checkpoints.weights import Weights
 from inferd.engine.model.cuts import Peers
+from inferd.engine.model.divided import DividedDecoder, Joined, WholeNorm
 from inferd.engine.model.products import merge, product
 from inferd.engine.model.share import ALONE, Share
 from inferd.native import ops
@@ -40,37 +41,13 @@ class Adapted:
         return y if self._rows is None else self._rows.add(self._layer, product, x, y)
 
 
-class Summed:
-    """The second product of attention or of feed-forward, whose inputs are divided among the ranks of a stage.
-
-    Partial sums are float32 until they are added, so the result is rounded once, as without ranks.
-    """
-
-    __slots__ = ("_peers",)
-
-    def __init__(self, peers: Peers | None) -> None:
-        self._peers = peers
-
-    @property
-    def format(self) -> torch.dtype | None:
-        """Of each rank's result; None: the model's."""
-        return None if self._peers is None else torch.float32
-
-    def __call__(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """``y`` [T, H]: this rank's partial sum -> the whole in ``dtype``."""
-        return y if self._peers is None else self._peers.sum(y).to(dtype)
-
-
 class FeedForward:
     """gate_up [2I, H], down [H, I]."""
 
-    __slots__ = ("_summed", "down", "gate", "gate_up")
+    __slots__ = ("_joined", "down", "gate", "gate_up")
 
-    def __init__(
-        self, config: DecoderConfig, family: Family, weights: Weights, at: str, summed: Summed, *, biased: bool
-    ) -> None:
-        """``biased``: whether this rank adds the bias of the sum."""
-        self._summed = summed
+    def __init__(self, config: DecoderConfig, family: Family, weights: Weights, at: str, joined: Joined) -> None:
+        self._joined = joined
         hidden, wide = config.hidden_size, config.intermediate_size
         if family.fused:
             self.gate_up = merge(weights, [(f"{at}.gate_up_proj", 2 * wide)], hidden, bias=False)
@@ -78,21 +55,23 @@ class FeedForward:
             self.gate_up = merge(
                 weights, [(f"{at}.{n}_proj", wide) for n in ("gate", "up")], hidden, bias=config.mlp_bias
             )
-        self.down = merge(weights, [(f"{at}.down_proj", hidden)], wide, bias=config.mlp_bias and biased)
+        outputs, inputs = joined.shape(hidden, wide)
+        biased = config.mlp_bias and joined.is_biased
+        self.down = merge(weights, [(f"{at}.down_proj", outputs)], inputs, bias=biased)
         self.gate = GATES[config.activation]
 
     def __call__(self, x: Tensor, adapted: Adapted) -> Tensor:
-        inner = ops.gate_and_mul(adapted(GATE_UP, self.gate_up, x), self.gate)
-        return self._summed(adapted(DOWN, self.down, inner, self._summed.format), x.dtype)
+        inner = self._joined.inputs(ops.gate_and_mul(adapted(GATE_UP, self.gate_up, x), self.gate))
+        return self._joined.outputs(adapted(DOWN, self.down, inner, self._joined.format), x.dtype)
 
 
 class Experts:
     """A mixture of feed-forward experts; only experts that some row chose are computed."""
 
-    __slots__ = ("_summed", "down", "gate", "gate_up", "moe", "router")
+    __slots__ = ("_joined", "_outputs", "down", "gate", "gate_up", "moe", "router")
 
-    def __init__(self, config: DecoderConfig, moe: MoE, weights: Weights, at: str, summed: Summed) -> None:
-        self._summed = summed
+    def __init__(self, config: DecoderConfig, moe: MoE, weights: Weights, at: str, joined: Joined) -> None:
+        self._joined = joined
         hidden, wide = config.hidden_size, moe.intermediate_size
         self.moe = moe
         self.gate = GATES[config.activation]
@@ -100,13 +79,14 @@ class Experts:
             at, names = at.removesuffix("mlp") + "block_sparse_moe", ("w1", "w3", "w2")
         else:
             names = ("gate_proj", "up_proj", "down_proj")
+        self._outputs, inputs = joined.shape(hidden, wide)  # of this rank's part of ``down``
         self.router = weights.read(f"{at}.gate.weight", moe.num_experts, hidden)
         self.gate_up: list[ops.Linear] = []
         self.down: list[ops.Linear] = []
         for i in range(moe.num_experts):
             gate, up, down = (f"{at}.experts.{i}.{name}" for name in names)
             self.gate_up.append(merge(weights, [(gate, wide), (up, wide)], hidden, bias=False))
-            self.down.append(merge(weights, [(down, hidden)], wide, bias=False))
+            self.down.append(merge(weights, [(down, self._outputs)], inputs, bias=False))
 
     def __call__(self, x: Tensor, adapted: Adapted) -> Tensor:
         """Adapters change no expert: they are refused at load (``checkpoints.adapter``)."""
@@ -114,21 +94,24 @@ class Experts:
         share, chosen = shares.topk(self.moe.top_k, dim=-1)  # [T, k]
         if self.moe.renormalise:
             share = share / share.sum(-1, keepdim=True)
-        out = torch.zeros_like(x, dtype=self._summed.format or x.dtype)
         # The choices sorted by expert: each expert's rows lie together, and the others are not looked at.
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         rows = order // self.moe.top_k
-        weight = share.flatten()[order].to(out.dtype).unsqueeze(1)
-        at = 0
+        runs: list[tuple[int, slice]] = []  # each expert that was chosen, and its rows' places in the order
         for expert, count in enumerate(torch.bincount(flat).tolist()):
             if count:
-                mine = rows[at : at + count]
-                inner = ops.gate_and_mul(self.gate_up[expert](x.index_select(0, mine)), self.gate)
-                y = self.down[expert](inner, out.dtype)
-                out.index_add_(0, mine, y * weight[at : at + count])
-                at += count
-        return self._summed(out, x.dtype)
+                first = runs[-1][1].stop if runs else 0
+                runs.append((expert, slice(first, first + count)))
+        inner = x.new_empty((len(rows), self.moe.intermediate_size))
+        for expert, run in runs:
+            inner[run] = ops.gate_and_mul(self.gate_up[expert](x.index_select(0, rows[run])), self.gate)
+        inner = self._joined.inputs(inner)
+        out = x.new_zeros((len(x), self._outputs), dtype=self._joined.format or x.dtype)
+        weight = share.flatten()[order].to(out.dtype).unsqueeze(1)
+        for expert, run in runs:
+            out.index_add_(0, rows[run], self.down[expert](inner[run], out.dtype) * weight[run])
+        return self._joined.outputs(out, x.dtype)
 
 
 class Layer:
@@ -144,11 +127,13 @@ class Layer:
         share: Share = ALONE,
         peers: Peers | None = None,
         first: int = 0,
+        whole_norm: WholeNorm | None = None,
     ) -> None:
-        """``config``: of this rank's part; ``index``: in it; ``first``: the model's layer that is its first."""
+        """``config``: of this rank's part; ``index``: in it; ``first``: the model's layer that is its first.
+        ``whole_norm``: norms queries and keys whose heads are divided among ranks."""
         self.config, self.family, self.index, self.table = config, family, index, table
-        self._summed = summed = Summed(peers if share.tensor > 1 else None)
-        biased = share.place == 0  # a bias of a sum is added once
+        self._joined = joined = Joined(share, peers)
+        self._whole_norm = whole_norm
         at = f"model.layers.{first + index}"
         hidden, dim = config.hidden_size, config.head_dim
         widths = [config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim]
@@ -174,19 +159,22 @@ class Layer:
         else:
             parts = [(f"{at}.self_attn.{n}_proj", width) for n, width in zip("qkv", widths, strict=True)]
             self.qkv = merge(weights, parts, hidden, bias=config.qkv_bias)
-        self.out = merge(weights, [(f"{at}.self_attn.o_proj", hidden)], widths[0], bias=config.output_bias and biased)
+        outputs, inputs = joined.shape(hidden, widths[0])
+        biased = config.output_bias and joined.is_biased
+        self.out = merge(weights, [(f"{at}.self_attn.o_proj", outputs)], inputs, bias=biased)
         if family.qk_norm:
-            full = family.qk_norm == "full"
-            self.q_norm = norm("self_attn.q_norm", widths[0] if full else dim)
-            self.k_norm = norm("self_attn.k_norm", widths[1] if full else dim)
+            normed = (dim, dim)
+            if family.qk_norm == "full":
+                normed = (widths[0], widths[1]) if whole_norm is None else whole_norm.widths
+            self.q_norm, self.k_norm = norm("self_attn.q_norm", normed[0]), norm("self_attn.k_norm", normed[1])
         head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         self.head_transform = HeadTransform(head_norms, config.norm_eps, table)
         self.scoring = Scoring(config.attention_scale, config.windows[index], config.attention_softcap)
         moe = config.moe[index]
         self.feed_forward: FeedForward | Experts = (
-            FeedForward(config, family, weights, f"{at}.mlp", summed, biased=biased)
+            FeedForward(config, family, weights, f"{at}.mlp", joined)
             if moe is None
-            else Experts(config, moe, weights, f"{at}.mlp", summed)
+            else Experts(config, moe, weights, f"{at}.mlp", joined)
         )
 
     def __call__(
@@ -235,12 +223,14 @@ class Layer:
 
     def _out(self, attended: Tensor, adapted: Adapted) -> Tensor:
         """attended [T, heads, D] -> [T, H]"""
-        x = attended.reshape(attended.shape[0], -1)
-        return self._summed(adapted(OUT, self.out, x, self._summed.format), x.dtype)
+        x = self._joined.inputs(attended.reshape(attended.shape[0], -1))
+        return self._joined.outputs(adapted(OUT, self.out, x, self._joined.format), x.dtype)
 
     def _norm_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         assert self.q_norm is not None
         assert self.k_norm is not None
+        if self._whole_norm is not None:
+            return self._whole_norm(q, k, self.q_norm, self.k_norm)
         return ops.rms_norm(q, self.q_norm, self.config.norm_eps), ops.rms_norm(k, self.k_norm, self.config.norm_eps)
 
 
@@ -267,8 +257,11 @@ def embedding_scale(config: DecoderConfig, family: Family, dtype: torch.dtype) -
     return float(torch.tensor(config.hidden_size**0.5, dtype=dtype)) if family.gemma else config.embedding_multiplier
 
 
-class LlamaDecoder:
-    """Implements ``Decoder`` for the Llama-like families: all of a model, or one rank's share of it."""
+class LlamaDecoder(DividedDecoder):
+    """Implements ``Decoder`` for the Llama-like families."""
+
+    # Branch and residual: their sum would be rounded, and a pipeline's answers have the bits of one process.
+    num_passed = 2
 
     def __init__(
         self,
@@ -279,16 +272,17 @@ class LlamaDecoder:
         share: Share = ALONE,
         peers: Peers | None = None,
     ) -> None:
-        self.config, self.family = config, family
-        self.share, self._peers = share, peers
-        self.part = part = share.config(config)
-        self.dtype = weights.dtype
+        super().__init__(config, weights, share, peers)
+        self.family, part = family, self.part
         layer_tables = tables_of(part, num_positions, weights.device)
         self._embedding = embedding_of(part, weights) if share.is_first else None
         self.embedding_scale = embedding_scale(config, family, self.dtype)
         first = share.layers(config.num_layers).start
+        among = self.peers if family.qk_norm == "full" else None
+        whole_norm = None if among is None else WholeNorm(config, share, among)
         self.layers = [
-            Layer(part, family, weights, i, layer_tables[i], share, peers, first) for i in range(part.num_layers)
+            Layer(part, family, weights, i, layer_tables[i], share, peers, first, whole_norm)
+            for i in range(part.num_layers)
         ]
         if share.is_last:
             norm = weights.read("model.norm.weight", config.hidden_size)
@@ -298,89 +292,24 @@ class LlamaDecoder:
         self._head = (
             self._embedding if tied or not share.is_first else merge(weights, head, config.hidden_size, bias=False)
         )
-        self.num_parameters, self.weights_bytes = weights.num_parameters, weights.num_bytes
-        self.read_bytes = weights.read_bytes
-        self.quantization = weights.quantization
+        self._count(weights)
 
-    @property
-    def embedding(self) -> ops.Linear:
-        assert self._embedding is not None, "a later stage has no embedding"
-        return self._embedding
-
-    def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
-        """Hidden states [T, H] after the final norm, in rank 0; other ranks do not use what they get."""
+    def forward(self, batch: FlatBatch, attention: Attention, entering: Tensor | None = None) -> Tensor:
+        """``entering``, and the result of a stage that is not the last: [2, T, H], the branch and the residual."""
         branch: Tensor | None = None
-        if self.share.is_first:
+        if entering is None:
             residual = self.embedded(batch.token_ids)
             residual = residual if self.embedding_scale == 1.0 else residual * self.embedding_scale
         else:
-            branch, residual = self.received(len(batch.token_ids))
+            branch, residual = entering
         for layer in self.layers:
             branch, residual = layer(branch, residual, batch, attention)
         assert branch is not None
         if self.share.is_last:
-            return self.ended(ops.add_rms_norm(branch, residual, self.norm, self.config.norm_eps)[0])
-        return self.passed(torch.stack((branch, residual)))
+            return ops.add_rms_norm(branch, residual, self.norm, self.config.norm_eps)[0]
+        return torch.stack((branch, residual))
 
     @property
     def norm_dtype(self) -> torch.dtype:
         """Number format of the weights of norms."""
         return torch.float32 if self.family.norm_offset else self.dtype
-
-    @property
-    def peers(self) -> Peers | None:
-        """The ranks that add partial sums of layers with this one; None: nothing is divided within a layer."""
-        return self._peers if self.share.tensor > 1 else None
-
-    def received(self, num_rows: int) -> Tensor:
-        """[2, T, H] branch and residual, from the stage before this one."""
-        assert self._peers is not None
-        shape = (2, num_rows, self.config.hidden_size)
-        return self._peers.receive(torch.empty(shape, dtype=self.dtype), self.share.rank - self.share.tensor)
-
-    def passed(self, pair: Tensor) -> Tensor:
-        """Send branch and residual [2, T, H] to the next stage; rank 0 returns the final hidden states [T, H].
-
-        Both are sent: their sum would be rounded, and the answers of a pipeline are those of one process to the bit.
-        """
-        share, peers = self.share, self._peers
-        assert peers is not None
-        peers.send(pair, share.rank + share.tensor)
-        return peers.receive(torch.empty_like(pair[1]), share.count - share.tensor) if share.rank == 0 else pair[1]
-
-    def ended(self, hidden: Tensor) -> Tensor:
-        """``hidden`` [T, H] after the final norm, which the last stage sends to rank 0, which has the head."""
-        if self.share.pipeline > 1 and self.share.place == 0:
-            assert self._peers is not None
-            self._peers.send(hidden, 0)
-        return hidden
-
-    def embedded(self, ids: Tensor) -> Tensor:
-        """[T] -> [T, H], not scaled."""
-        if self.share.tensor == 1:
-            return self.embedding.rows(ids)
-        assert self._peers is not None
-        mine = self.share.tokens(self.config.vocab_size)
-        is_own = (ids >= mine.start) & (ids < mine.stop)
-        rows = self.embedding.rows((ids - mine.start) * is_own)
-        return self._peers.sum(rows.masked_fill(~is_own.unsqueeze(1), 0))  # exact: all but one are 0
-
-    @property
-    def head(self) -> ops.Linear:
-        """The product that gives logits, before ``logits_divisor`` and ``final_softcap``."""
-        assert self._head is not None, "a later stage has no head"
-        return self._head
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """With ranks, every rank of the first stage calls it with the same ``hidden``; rank 0 has the logits."""
-        logits = self.head(hidden, torch.float32)
-        if self.share.tensor > 1:
-            assert self._peers is not None
-            width = -(-self.config.vocab_size // self.share.tensor)
-            padded = F.pad(logits, (0, width - logits.shape[1])) if logits.shape[1] < width else logits
-            logits = torch.cat(self._peers.collect(padded), dim=1)[:, : self.config.vocab_size]
-        if self.config.logits_divisor != 1.0:
-            logits = logits / self.config.logits_divisor
-        if self.config.final_softcap is not None:
-            logits = torch.tanh(logits / self.config.final_softcap) * self.config.final_softcap
-        return logits

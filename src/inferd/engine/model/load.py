@@ -17,9 +17,10 @@ from inferd.checkpoints.safetensors import weight_files
 from inferd.checkpoints.weight_cache import WeightCache
 from inferd.checkpoints.weight_cache import folder as cache_folder
 from inferd.checkpoints.weights import Weights
-from inferd.engine.model.cuts import Peers, check_groups, cuts
+from inferd.engine.model.cuts import Peers, cuts
 from inferd.engine.model.gpt import GPTDecoder
 from inferd.engine.model.llama import LlamaDecoder
+from inferd.engine.model.pipe import Pipe
 from inferd.engine.model.share import ALONE, Share
 from inferd.errors import ModelLoadError
 from inferd.native import compiled, packed, rounding
@@ -34,13 +35,15 @@ class Decoder(Protocol):
     """A decoder-only language model over a ragged batch. Call it under ``torch.inference_mode``."""
 
     config: DecoderConfig
+    share: Share  # the part of the model that this is
     dtype: torch.dtype
     num_parameters: int
     weights_bytes: int  # as they are held
     quantization: str  # what products are computed with: none, int8, int4/64+int8
+    pipe: Pipe | None  # between the stages of a divided model
 
-    def forward(self, batch: FlatBatch, attention: Attention) -> Tensor:
-        """Hidden states [T, hidden] of the batch's rows, after the final norm."""
+    def forward(self, batch: FlatBatch, attention: Attention, entering: Tensor | None = None) -> Tensor:
+        """Hidden states [T, hidden] of the batch's rows, after the final norm. ``entering``: see DividedDecoder."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -86,14 +89,14 @@ def load_model(
         keep_integers=None if quantization == "auto" else lambda layout: f"int{layout.bits}" == quantization,
         rule=Rule(quantization, config.hidden_size),
         weight_cache=weight_cache,
-        cut=cuts(share, config),
     )
-    check_groups(share, weights)
+    share = share.dividing(quantization, weights.quantised)
+    weights.cut_by(cuts(share, config))
     _find_prefix(weights, architecture)
     longest = min(num_positions or config.max_position_embeddings, config.max_position_embeddings)
     decoder: Decoder
     if architecture in GPT:
-        decoder = GPTDecoder(config, weights, longest)
+        decoder = GPTDecoder(config, weights, longest, share, peers)
     else:
         decoder = LlamaDecoder(config, FAMILIES[architecture], weights, longest, share, peers)
     is_spare = is_ignorable(config)

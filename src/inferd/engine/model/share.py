@@ -1,22 +1,33 @@
 """How a decoder is divided among ranks: the sizes of each one's share, and what cannot be divided. Knows no tensor.
 
 Tensor parallel (Shoeybi et al. 2019): the outputs of the first product of attention and of feed-forward are divided by
-heads and by inner columns, the inputs of the second one likewise, and the ranks' partial sums are added. The embedding
-and the output layer are divided by tokens. Pipeline parallel: each stage has consecutive layers; the first one also has
-the embedding and the output layer, which may be one tensor, and the last one the final norm. ``cuts`` says which part
-of each tensor a rank holds.
+heads and by inner columns, the inputs of the second one likewise, and the ranks' partial sums are added. Where weights
+are integers, the second product is divided by outputs: its inputs and its outputs are put together instead, so that
+each output has its whole row of weights and its activations are quantised as in one process. The embedding and the
+output layer are divided by tokens. Pipeline parallel: each stage has consecutive layers; the first one also has the
+embedding and the output layer, which may be one tensor, and the last one the final norm.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
-from inferd.checkpoints.decoder_config import FAMILIES, DecoderConfig
+from inferd.checkpoints.decoder_config import DecoderConfig
+from inferd.checkpoints.footprint import held_bytes
+from inferd.checkpoints.safetensors import Entry
+from inferd.checkpoints.stored.layout import Layout as StoredLayout
 from inferd.config import ModelConfig
 from inferd.errors import ModelLoadError
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+SECOND = ("o_proj", "down_proj", "w2", "c_proj", "out_proj", "dense", "dense_4h_to_h")
+"""The second product of attention and of feed-forward, in every family."""
+
+_EMBEDDINGS = ("embed_tokens", "wte", "wpe", "embed_in")
+_HEADS = ("lm_head", "embed_out")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,13 @@ class Share:
     rank: int = 0
     tensor: int = 1  # parts of each layer
     pipeline: int = 1  # stages
+    by_outputs: bool = False  # second products are divided by outputs, not by inputs
+
+    def dividing(self, asked: str, stored: Iterable[StoredLayout]) -> Share:
+        """This share of a model whose products are integers or numbers, as the setting ``quantization`` (``asked``) and
+        the checkpoint's quantised products say."""
+        is_integer = asked in ("int8", "int4") or (asked == "auto" and any(layout.is_integer for layout in stored))
+        return replace(self, by_outputs=self.tensor > 1 and is_integer)
 
     @property
     def count(self) -> int:
@@ -59,6 +77,10 @@ class Share:
         each = -(-vocab_size // self.tensor)
         return range(min(self.place * each, vocab_size), min((self.place + 1) * each, vocab_size))
 
+    def copies(self, whole: DecoderConfig) -> int:
+        """Ranks that have the same keys and values."""
+        return max(1, self.tensor // whole.num_kv_heads)
+
     def links(self) -> list[tuple[int, int]]:
         """The pairs of ranks, the smaller one first, that send each other hidden states: stage to stage, and the last
         one to rank 0."""
@@ -90,14 +112,99 @@ class Share:
 
     def leaves(self, name: str, num_layers: int) -> bool:
         """Whether a stored tensor belongs to other ranks only."""
-        if self.place and name.endswith(("o_proj.bias", "down_proj.bias")):
+        product, _, kind = name.rpartition(".")
+        word = product.rpartition(".")[2]
+        if self.place and kind == "bias" and word in SECOND and not self.by_outputs:
             return True  # the bias of a sum is added once
         layer = _LAYER.search(name)
         if layer is not None:
             return int(layer[1]) not in self.layers(num_layers)
-        if name.endswith(("embed_tokens.weight", "lm_head.weight")):
+        if word in _EMBEDDINGS + _HEADS:
             return not self.is_first
         return not self.is_last
+
+    def runs(self, name: str, stored: tuple[int, ...], whole: DecoderConfig) -> tuple[int, tuple[range, ...]] | None:
+        """Which part of a stored tensor this rank holds, unless it ``leaves`` it; None: all of it.
+
+        An axis, and runs of indices along it, which are put together.
+
+        The one place that says how the layers of a decoder are split: outputs of the first products of attention and of
+        feed-forward are divided, and inputs or outputs of the second ones.
+        """
+        if self.tensor == 1:
+            return None
+        copies = self.copies(whole)
+
+        def own(size: int, first: int = 0) -> range:
+            return _piece(first, size, self.place, self.tensor)
+
+        def of_heads(size: int, first: int = 0) -> range:
+            return _piece(first, size, self.place // copies, self.tensor // copies)
+
+        product, _, kind = name.rpartition(".")
+        is_turned = whole.architecture == "GPT2LMHeadModel" and kind == "weight"  # GPT-2 stores [in, out]
+        outputs, inputs = (1, 0) if is_turned else (0, 1)
+        match product.rpartition(".")[2]:
+            case "q_proj" | "gate_proj" | "up_proj" | "w1" | "w3" | "c_fc" | "dense_h_to_4h":
+                return outputs, (own(stored[outputs]),)
+            case "query_key_value":  # head by head
+                return outputs, (own(stored[outputs]),)
+            case "k_proj" | "v_proj":
+                return outputs, (of_heads(stored[outputs]),)
+            case word if word in SECOND and self.by_outputs:
+                return outputs, (own(stored[outputs]),)
+            case word if word in SECOND:
+                return (inputs, (own(stored[inputs]),)) if kind == "weight" else None
+            case "qkv_proj" | "c_attn":
+                queries, keys = whole.num_heads * whole.head_dim, whole.num_kv_heads * whole.head_dim
+                return outputs, (own(queries), of_heads(keys, queries), of_heads(keys, queries + keys))
+            case "gate_up_proj":
+                half = stored[outputs] // 2
+                return outputs, (own(half), own(half, half))
+            case "embed_tokens" | "wte" | "embed_in" | "lm_head" | "embed_out":
+                return 0, (self.tokens(whole.vocab_size),)
+        return None
+
+    def shape(self, name: str, stored: tuple[int, ...], whole: DecoderConfig) -> tuple[int, ...]:
+        """The shape of this rank's part of a stored tensor, unless it ``leaves`` it."""
+        found = self.runs(name, stored, whole)
+        if found is None:
+            return stored
+        axis, runs = found
+        return (*stored[:axis], sum(map(len, runs), 0), *stored[axis + 1 :])
+
+    def weight_bytes(
+        self,
+        tensors: Mapping[str, Entry],
+        quantised: Mapping[str, StoredLayout],
+        whole: DecoderConfig,
+        itemsize: int,
+        asked: str,
+    ) -> int:
+        """Bytes of this rank's weights. The arguments are those of ``checkpoints.footprint.held_bytes``."""
+        share = self.dividing(asked, quantised.values())
+        parts = {layout.tensor(part) for layout in quantised.values() for part in layout.parts}
+        mine = {name: entry for name, entry in tensors.items() if not share.leaves(name, whole.num_layers)}
+        numbers = {
+            name: replace(entry, shape=share.shape(name, entry.shape, whole))
+            for name, entry in mine.items()
+            if name not in parts
+        }
+        nbytes = held_bytes(numbers, {}, whole, itemsize, asked)
+        for name, layout in quantised.items():
+            its = {layout.tensor(part) for part in layout.parts}
+            if its <= mine.keys():
+                size = (layout.out_features, layout.in_features)
+                cut = prod(share.shape(f"{name}.weight", size, whole))
+                held = held_bytes({part: mine[part] for part in its}, {name: layout}, whole, itemsize, asked)
+                nbytes += -(-held * cut // prod(size))
+        return nbytes
+
+
+def _piece(first: int, size: int, place: int, of: int) -> range:
+    """One of ``of`` equal parts of ``size`` indices, which begin at ``first``."""
+    each = size // of
+    return range(first + place * each, first + (place + 1) * each)
 
 
 ALONE = Share()
@@ -113,25 +220,41 @@ def check_layout(config: ModelConfig, dims: DecoderConfig) -> None:
         return ModelLoadError(f"parallel.{field} is {getattr(config.parallel, field)}, but {problem}", param="parallel")
 
     one = "tensor" if tensor > 1 else "pipeline"
-    if dims.architecture not in FAMILIES:
-        raise refused(one, f"{dims.architecture} cannot be divided among ranks yet. Leave parallel out.")
     if config.device.startswith("cuda"):
         raise refused(one, "ranks compute on the CPU only so far. Set device to cpu, or leave parallel out.")
+    obstacle = indivisible(dims, tensor, pipeline)
+    if obstacle is not None:
+        raise refused(obstacle.field, f"{obstacle.why}. {obstacle.remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a model cannot be divided in some way."""
+
+    field: str  # of ``parallel``
+    why: str
+    remedy: str
+
+
+def indivisible(dims: DecoderConfig, tensor: int, pipeline: int) -> Obstacle | None:
+    """Why a decoder is not divided among ``tensor`` x ``pipeline`` ranks; None: it can be."""
+    if tensor * pipeline == 1:
+        return None
     if pipeline > dims.num_layers:
-        raise refused("pipeline", f"the model has {dims.num_layers} layers. Take at most {dims.num_layers} stages.")
+        return Obstacle(
+            "pipeline", f"the model has {dims.num_layers} layers", f"Take at most {dims.num_layers} stages."
+        )
     if tensor == 1:
-        return
+        return None
     wide = [dims.intermediate_size] + [moe.intermediate_size for moe in dims.moe if moe is not None]
-    for words, size in [("attention heads", dims.num_heads), *(("inner columns", size) for size in wide)]:
+    sizes = [("attention heads", dims.num_heads), *(("inner columns", size) for size in wide)]
+    for words, size in [*sizes, ("hidden columns", dims.hidden_size)]:
         if size % tensor:
-            raise refused("tensor", f"the model's {size} {words} do not divide by it. {_possible(dims)}")
+            return Obstacle("tensor", f"the model's {size} {words} do not divide by it", _possible(dims))
     heads = dims.num_kv_heads
     if heads % tensor and tensor % heads:
-        raise refused("tensor", f"the model's {heads} key-value heads do not divide by it. {_possible(dims)}")
-    if FAMILIES[dims.architecture].qk_norm == "full":
-        raise refused(
-            "tensor", f"{dims.architecture} norms all heads together, which one rank cannot. Take pipeline instead."
-        )
+        return Obstacle("tensor", f"the model's {heads} key-value heads do not divide by it", _possible(dims))
+    return None
 
 
 def _possible(dims: DecoderConfig) -> str:
@@ -141,6 +264,7 @@ def _possible(dims: DecoderConfig) -> str:
     found = [
         str(count)
         for count in range(2, dims.num_heads + 1)
-        if not any(size % count for size in (dims.num_heads, *wide)) and (heads % count == 0 or count % heads == 0)
+        if not any(size % count for size in (dims.num_heads, dims.hidden_size, *wide))
+        and (heads % count == 0 or count % heads == 0)
     ]
     return f"Take one of {', '.join(found)}." if found else "Take pipeline instead."

@@ -1,5 +1,7 @@
 """Rank 0's hold of the other ranks: it starts them, sends them the plan of each step, and ends with any of them.
 
+It starts those of its machine. The server starts those on other machines and joins each to a socket here.
+
 A group of ranks lives and dies as one. A rank that dies, hangs or is stopped by a signal leaves the others in the
 middle of a sum, so rank 0 ends its process, the system ends the other ranks, and the supervisor starts the replica
 anew.
@@ -13,12 +15,11 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,29 +32,33 @@ from torch._C._distributed_c10d import FileStore
 from inferd.config import ModelConfig
 from inferd.engine.model.cuts import AdapterPiece
 from inferd.engine.model.share import Share
+from inferd.engine.ranks.cut import cuts
 from inferd.engine.ranks.messages import (
     AdapterPart,
     Begin,
     Failed,
+    FromRank,
+    Joined,
     Loaded,
     LogitsPlan,
     Serve,
     StepPlan,
     TakeAdapter,
+    Wire,
+    build,
     encoded,
     from_rank,
     send,
 )
-from inferd.engine.ranks.peers import GlooPeers
-from inferd.engine.ranks.watch import LOOK_S, Stillness, Stopped
+from inferd.engine.ranks.peers import GroupPeers, shared_memory
+from inferd.engine.ranks.post import Line, Post, PostPeers
+from inferd.engine.ranks.watch import EXIT_RANK_LOST, LOOK_S, RANK_COMMAND, Report, Stillness, Stopped
 from inferd.errors import ModelLoadError
 from inferd.native.attention import FlatBatch
 from inferd.native.low_rank import LoadedAdapter
 from inferd.native.paged_attention import AttentionKind
 
-EXIT_RANK_LOST = 6
-# -P: a rank started in a model's folder must not import what lies there.
-_COMMAND = (sys.executable, "-P", "-m", "inferd.engine.ranks.rank")
+_COMMAND: tuple[str, ...] = RANK_COMMAND
 LEAVE_S = 5.0  # for ranks whose connection was closed
 
 _log = logging.getLogger("inferd.engine")
@@ -78,42 +83,76 @@ class Lead:
         folder: Path,
         num_threads: int,
         end: Callable[[], None] = _end_process,
+        far: str = "",
     ) -> None:
-        """Start the ranks, which begin to load. ``num_threads``: of each; ``end``: ends this process."""
-        self.share = Share(0, config.parallel.tensor, config.parallel.pipeline)
-        self._end = end
+        """Start the ranks, which begin to load. ``num_threads``: of each; ``end``: ends this process; ``far``: the
+        folder with the sockets of the ranks on other machines, by their numbers; empty: there are none."""
+        parallel = config.parallel
+        if parallel.machines > 1 and not far:
+            raise ModelLoadError(
+                f"parallel.machines is {parallel.machines}, but only a server with nodes starts ranks on other "
+                "machines. Leave machines out, or serve the model with inferd serve and nodes.listen.",
+                param="parallel",
+            )
+        self.share = Share(0, parallel.tensor, parallel.pipeline)
+        self._num_machines = parallel.machines
+        self._end, self._timeout_s = end, config.hang_timeout_s
         self._is_leaving = threading.Event()
         self._losing = threading.Lock()
-        self._folder = Path(tempfile.mkdtemp(prefix="inferd-ranks-"))  # readable by this user alone
-        store = str(self._folder / "store")
-        self.peers = GlooPeers(self.share, FileStore(store, self.share.count), config.hang_timeout_s)
+        self._has_loaded = threading.Event()
+        self._waits_for: int | None = None  # the rank, while the model loads
+        self._may_cut = False  # as the ranks say when they have met
+        self._problems: dict[int, str] = {}  # of ranks that were killed while they loaded
+        # Readable by this user alone; within ``far`` it is removed also where this process is killed.
+        self.folder = Path(tempfile.mkdtemp(prefix="inferd-ranks-", dir=far or None))
+        store = str(self.folder / "store")
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[Connection] = []
+        self._connections: list[Wire] = []
+        self._free_bytes: list[int] = []  # on the other machines
+        self._post = Post(0, self.share.count, self._line_ended) if far else None
         # Of one message to all ranks: between the parts of another, the ranks would wait for each other.
         self._telling = threading.Lock()
         self._adapters: WeakKeyDictionary[LoadedAdapter, int] = WeakKeyDictionary()
         self._numbers = itertools.count()
         self._forgotten: deque[int] = deque()  # numbers of adapters that were unloaded
+        memory: int | None = None
+        self.peers: GroupPeers | PostPeers
         try:
+            if self._post is None:
+                memory = shared_memory(self.share)
+                self.peers = GroupPeers(self.share, FileStore(store, self.share.count), memory, config.hang_timeout_s)
+            else:
+                self.peers = PostPeers(self.share, self._post)
             for rank in range(1, self.share.count):
-                self._start()
-                begin = Begin(config, str(folder), rank, store, num_threads)
-                send(self._connections[-1], begin)
-        except OSError as error:
+                wire = self._start(rank, memory) if rank < parallel.per_machine else self._reach(rank, far)
+                self._connections.append(wire)
+                wire.send_bytes(build().encode())
+                send(wire, Begin(config, str(folder), rank, store, memory, num_threads))
+        except (OSError, RuntimeError) as error:
             self.close()
             raise ModelLoadError(f"The ranks of the model could not be started: {error}.", param="parallel") from error
+        finally:
+            if memory is not None:
+                os.close(memory)
+        if self.share.tensor > 1:
+            way = "over gloo" if memory is None else "in memory that they share"
+            way = way if self._post is None else "through rank 0's connections"
+            _log.info("%d ranks of each stage add their parts of a layer %s.", self.share.tensor, way)
+        threading.Thread(target=self._watch_loading, name="inferd-ranks-load", daemon=True).start()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Of the ranks 1, 2, ..."""
         return tuple(process.pid for process in self._processes)
 
-    def _start(self) -> None:
+    def _start(self, rank: int, memory: int | None) -> Wire:
+        """Start a rank on this machine."""
         ours, theirs = socket.socketpair()
+        line = [] if self._post is None else ["--line", str(rank), str(self.share.count)]
         try:
             process = subprocess.Popen(
-                [*_COMMAND, "--fd", str(theirs.fileno()), "--parent", str(os.getpid())],
-                pass_fds=[theirs.fileno()],
+                [*_COMMAND, "--fd", str(theirs.fileno()), "--parent", str(os.getpid()), *line],
+                pass_fds=[theirs.fileno(), *([] if memory is None else [memory])],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
             )
@@ -123,7 +162,31 @@ class Lead:
         finally:
             theirs.close()
         self._processes.append(process)
-        self._connections.append(Connection(ours.detach()))
+        return Connection(ours.detach()) if self._post is None else self._line(ours, rank)
+
+    def _reach(self, rank: int, far: str) -> Line:
+        """The connection to a rank on another machine, which is started when its node has the model's files."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(f"{far}/{rank}")
+        except OSError:
+            connection.close()
+            raise
+        return self._line(connection, rank)
+
+    def _line(self, connection: socket.socket, rank: int) -> Line:
+        assert self._post is not None
+        line = Line(connection, rank)
+        self._post.add(line)
+        return line
+
+    def _line_ended(self, rank: int) -> None:
+        """The connection to a rank ended. While the model loads, the thread that loads it notices that itself."""
+        if self._has_loaded.is_set():
+            self._lose(f"the connection to rank {rank} ended")
+
+    def _is_far(self, rank: int) -> bool:
+        return rank > len(self._processes)
 
     # -- loading ----------------------------------------------------------------------------
 
@@ -133,37 +196,87 @@ class Lead:
         ``digest``: of the checkpoint's files as this rank read them. Raises ModelLoadError.
         """
         weights_bytes = parameters = 0
-        for rank, connection in enumerate(self._connections, 1):
-            try:
-                answer = from_rank(connection)
-            except (EOFError, ConnectionError):
-                status = self._processes[rank - 1].wait()
-                raise ModelLoadError(
-                    f"Rank {rank} of the model ended while it was loading (exit status {status}); with -9 the system "
-                    "may have lacked memory. The log has what it wrote.",
-                    param="parallel",
-                ) from None
-            match answer:
+        for rank in range(1, self.share.count):
+            match answer := self._answer(rank):
                 case Failed(message, param):
                     raise ModelLoadError(f"rank {rank}: {message}", param=param)
                 case Loaded():
                     if answer.digest != digest:
                         raise ModelLoadError("The checkpoint's files changed while ranks read them; load it again.")
                     weights_bytes += answer.weights_bytes
+                    self._free_bytes += [] if answer.free_bytes is None else [answer.free_bytes]
                     parameters += answer.num_parameters if rank % self.share.tensor == 0 else 0
         return weights_bytes, parameters
 
+    def free_bytes(self, here: int) -> int:
+        """Memory that all machines have free for the replica, as each has an equal part of it; ``here``: this one."""
+        return min([here, *self._free_bytes]) * self._num_machines
+
+    def _answer(self, rank: int) -> FromRank:
+        """What a rank answers. Raises ModelLoadError where it is lost."""
+        with self._waiting_for(rank):
+            return from_rank(self._connections[rank - 1])
+
+    @contextmanager
+    def _waiting_for(self, rank: int) -> Iterator[None]:
+        """While the model loads, a rank that does not go on is lost. Raises ModelLoadError in place of the broken
+        connection."""
+        self._waits_for = rank
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            if self._has_loaded.is_set():
+                raise
+            if self._is_far(rank):  # the server knows why, and whether to start the replica anew
+                self._lose(f"rank {rank} was lost on its machine while it was loading")
+                raise
+            process = self._processes[rank - 1]
+            status = process.wait()
+            ended = f"ended (exit status {status}; with -9 the system may have lacked memory)"
+            raise ModelLoadError(
+                f"Rank {rank} of the model (process {process.pid}) {self._problems.get(rank, ended)} while it was "
+                "loading. The log has what it wrote.",
+                param="parallel",
+            ) from error
+        finally:
+            self._waits_for = None
+
+    def _watch_loading(self) -> None:
+        """Until the group has loaded: kill a rank that is stopped, or hangs while it is waited for, so that the
+        connection to it breaks."""
+        looks = round(self._timeout_s / LOOK_S)
+        seen = [(process, Stopped(process.pid), Stillness([process.pid], looks)) for process in self._processes]
+        far = [(rank, Stillness([], looks, [reports])) for rank, reports in self._far_reports()]
+        while not self._has_loaded.wait(LOOK_S):
+            for rank, still in far:
+                if still.is_lost(rank if self._waits_for == rank else None):
+                    self._lose(f"rank {rank} has not worked for {self._timeout_s:g} s (hang_timeout_s)")
+            for rank, (process, stopped, still) in enumerate(seen, 1):
+                if stopped.is_lost():
+                    self._problems.setdefault(rank, "was stopped by a signal")
+                elif still.is_lost(rank if self._waits_for == rank else None):
+                    self._problems.setdefault(rank, f"has not worked for {self._timeout_s:g} s (hang_timeout_s)")
+                if rank in self._problems:
+                    process.kill()
+
     def begin(self, num_blocks: int, attention: AttentionKind) -> None:
         """Have the ranks make their KV caches, and meet them; from here on the group lives and dies as one."""
-        self._tell(encoded(Serve(num_blocks, attention)), self._connections)
+        for rank, connection in enumerate(self._connections, 1):
+            with self._waiting_for(rank):
+                self._tell(encoded(Serve(num_blocks, attention)), [connection])
+        self._has_loaded.set()
         threading.Thread(target=self.watch, name="inferd-ranks", daemon=True).start()
         with self.together():
             self.peers.join()
-            for connection in self._connections:
-                from_rank(connection)
-        shutil.rmtree(self._folder)  # every rank has met the others
+            joined = [from_rank(connection) for connection in self._connections]
+            self._may_cut = all(isinstance(answer, Joined) and answer.keeps_rows for answer in joined)
+        shutil.rmtree(self.folder)  # every rank has met the others
 
     # -- steps ------------------------------------------------------------------------------
+
+    def cuts(self, num_rows: int) -> list[int]:
+        """Where a step is cut into micro-batches for the stages."""
+        return cuts(num_rows, self.share.pipeline) if self._may_cut else []
 
     def plan(self, copies: list[tuple[int, int]], batch: FlatBatch) -> None:
         """Have every rank compute its part of the step."""
@@ -179,6 +292,7 @@ class Lead:
             None if wanted is None else wanted.numpy().tobytes(),
             [] if adapters is None else [self._adapters[adapter] for adapter in adapters.adapters],
             b"" if adapters is None else adapters.of.numpy().tobytes(),
+            list(batch.cuts),
         )
         self._tell(encoded(plan), self._connections)
 
@@ -206,11 +320,12 @@ class Lead:
                 )
                 for piece in pieces(share)
             ]
-            self._tell(encoded(TakeAdapter(number, adapter.name, adapter.identity, parts)), [connection])
+            with self._waiting_for(rank):
+                self._tell(encoded(TakeAdapter(number, adapter.name, adapter.identity, parts)), [connection])
         self._adapters[adapter] = number
         weakref.finalize(adapter, self._forgotten.append, number)
 
-    def _tell(self, message: bytes, to: list[Connection]) -> None:
+    def _tell(self, message: bytes, to: list[Wire]) -> None:
         with self._telling:
             for connection in to:
                 connection.send_bytes(message)
@@ -229,7 +344,7 @@ class Lead:
     def watch(self) -> None:
         """Until the group is closed, or a rank is lost."""
         stopped = [Stopped(process.pid) for process in self._processes]
-        stillness = Stillness(self.pids)
+        stillness = Stillness(self.pids, far=[reports for _, reports in self._far_reports()])
         while not self._is_leaving.wait(LOOK_S):
             for rank, (process, look) in enumerate(zip(self._processes, stopped, strict=True), 1):
                 status = process.poll()
@@ -237,8 +352,19 @@ class Lead:
                     self._lose(f"rank {rank} (process {process.pid}) ended with status {status}")
                 elif look.is_lost():
                     self._lose(f"rank {rank} (process {process.pid}) is stopped")
-            if stillness.is_lost(self.peers.waits_in):
+            if stillness.is_lost(self._waits_in()):
                 self._lose("no rank works on the step that rank 0 waits for: one hangs, or a connection is cut")
+
+    def _far_reports(self) -> list[tuple[int, Callable[[], Report]]]:
+        """Of each rank on another machine, what gives its last report."""
+        lines = [] if self._post is None else [line for rank, line in self._post.lines.items() if self._is_far(rank)]
+        return [(line.other, lambda line=line: line.report) for line in lines]  # type: ignore[misc]
+
+    def _waits_in(self) -> Hashable | None:
+        """What tells the meeting that this rank waits in from others, and from itself with more of a tensor."""
+        if self._post is None or self._post.waits_in is None:
+            return self.peers.waits_in
+        return self._post.waits_in, self._post.num_reads
 
     def _lose(self, why: str, error: Exception | None = None) -> None:
         # A second thread that sees the loss waits for the end: an error that it raised would be an answer to requests,
@@ -250,7 +376,7 @@ class Lead:
             try:
                 _log.critical("%s; the replica ends with all its ranks", why, exc_info=error)
                 self._kill()
-                shutil.rmtree(self._folder, ignore_errors=True)
+                shutil.rmtree(self.folder, ignore_errors=True)
             finally:  # whatever fails above, a group without one of its ranks must not stay
                 self._end()
 
@@ -261,6 +387,7 @@ class Lead:
     def close(self) -> None:
         """End the ranks. Idempotent."""
         self._is_leaving.set()
+        self._has_loaded.set()
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -269,4 +396,4 @@ class Lead:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,22 +1,41 @@
-"""What rank 0 and the other ranks of a replica send each other, over a socket pair that a rank inherits."""
+"""What rank 0 and the other ranks of a replica send each other, over a socket that a rank inherits.
+
+Before the first message rank 0 sends the text of ``build()``, which a rank with other messages can read too.
+"""
 
 from __future__ import annotations
 
-from multiprocessing.connection import Connection
+from typing import Protocol
 
 import msgspec
 
+from inferd import __version__
 from inferd.config import ModelConfig
+from inferd.native import compiled
 from inferd.native.paged_attention import AttentionKind
+
+
+def build() -> str:
+    """What this process computes with. Ranks of one replica have the same."""
+    return f"inferd {__version__}, kernels {compiled.level()} {compiled.FILE}".rstrip()
+
+
+class Wire(Protocol):
+    """A connection of messages: a ``multiprocessing.connection.Connection``, or a line to another machine."""
+
+    def send_bytes(self, message: bytes, /) -> None: ...
+    def recv_bytes(self) -> bytes: ...
+    def close(self) -> None: ...
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
     """The first message: what a rank loads."""
 
     config: ModelConfig
-    folder: str
+    folder: str  # a rank on another machine has its own
     rank: int
     store: str  # the file where the ranks find each other
+    memory: int | None  # descriptor of the file through which they add their parts; None: over gloo
     num_threads: int
 
 
@@ -26,10 +45,13 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     digest: bytes  # of the checkpoint's files
     weights_bytes: int
     num_parameters: int  # of the tensors that it has a part of
+    free_bytes: int | None = None  # memory that is left on its machine; None: that is rank 0's machine
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
     """A rank's answer to ``Serve``: it has met the others."""
+
+    keeps_rows: bool  # ``Runner.keeps_rows``
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -79,6 +101,7 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True):
     wanted: bytes | None  # int64 [W]: ``FlatBatch.output_rows``
     adapters: list[int]
     adapter_of: bytes  # int32 [T]: each row's place in ``adapters``, or -1; empty where there are none
+    cuts: list[int]  # ``FlatBatch.cuts``
 
 
 class LogitsPlan(msgspec.Struct, frozen=True, tag=True):
@@ -95,7 +118,7 @@ _to_rank = msgspec.msgpack.Decoder(ToRank)
 _from_rank = msgspec.msgpack.Decoder(FromRank)
 
 
-def send(connection: Connection, message: ToRank | FromRank) -> None:
+def send(connection: Wire, message: ToRank | FromRank) -> None:
     """Raises OSError where the other end is closed."""
     connection.send_bytes(_encode(message))
 
@@ -105,13 +128,13 @@ def encoded(message: ToRank) -> bytes:
     return _encode(message)
 
 
-def from_lead(connection: Connection) -> ToRank:
+def from_lead(connection: Wire) -> ToRank:
     """Raises EOFError where rank 0 has ended."""
     message: ToRank = _to_rank.decode(connection.recv_bytes())
     return message
 
 
-def from_rank(connection: Connection) -> FromRank:
+def from_rank(connection: Wire) -> FromRank:
     """Raises EOFError where the rank has ended."""
     message: FromRank = _from_rank.decode(connection.recv_bytes())
     return message

@@ -1,30 +1,38 @@
-"""A rank other than 0: ``python -m inferd.engine.ranks.rank --fd N --parent PID``, started by rank 0.
+"""A rank other than 0: ``python -m inferd.engine.ranks.rank``, started by rank 0 or, on another machine, by a node.
 
-It loads its share of the model, receives the plan of each step and computes its part of it. It ends with rank 0: the
-system kills it when rank 0 dies, and it leaves when the connection is closed. It kills a rank 0 that a signal has
-stopped, because the replica would hang.
+It loads its share of the model, receives the plan of each step and computes its part of it. It ends with its parent:
+the system kills it when that dies, and it leaves when the connection is closed. It kills a rank 0 of its machine that a
+signal has stopped, because the replica would hang. On another machine it reports its work to rank 0.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
 
+from inferd.checkpoints.architecture import ITEM_BYTES, dtype_name, read_config
+from inferd.checkpoints.decoder_config import Source
+from inferd.checkpoints.footprint import used_tensors
+from inferd.checkpoints.stored.layout import layouts
 from inferd.config import ModelConfig
-from inferd.engine.model.llama import LlamaDecoder
+from inferd.config.units import bytes_text
+from inferd.engine.model.cuts import Peers
+from inferd.engine.model.divided import DividedDecoder
 from inferd.engine.model.load import digest_of_files, load_model
 from inferd.engine.model.share import Share
 from inferd.engine.ranks.messages import (
@@ -36,17 +44,23 @@ from inferd.engine.ranks.messages import (
     Serve,
     StepPlan,
     TakeAdapter,
+    Wire,
+    build,
     from_lead,
     send,
 )
-from inferd.engine.ranks.peers import GlooPeers
+from inferd.engine.ranks.peers import GroupPeers
+from inferd.engine.ranks.post import Line, Post, PostPeers, report_work
 from inferd.engine.ranks.watch import LOOK_S, Stopped
 from inferd.engine.runner import Runner
 from inferd.errors import ModelLoadError
+from inferd.machine.memory import available_bytes, rss_bytes
 from inferd.machine.parent import die_with
+from inferd.machine.placement import num_threads
 from inferd.native.attention import FlatBatch
 from inferd.native.kv_cache import KVCache
 from inferd.native.low_rank import AdapterRows, LoadedAdapter, LowRank, low_rank
+from inferd.registry.source import check_folder, resolve
 
 EXIT_DONE = 0
 EXIT_ORPHANED = 2
@@ -55,9 +69,19 @@ EXIT_LOAD_FAILED = 3
 _CPU = torch.device("cpu")
 
 
-def load_share(folder: Path, config: ModelConfig, share: Share, store: Store) -> tuple[LlamaDecoder, GlooPeers]:
-    """This rank's part of the model, and its way to the others, which it has not joined. Raises ModelLoadError."""
-    peers = GlooPeers(share, store, config.hang_timeout_s)
+def load_share(
+    folder: Path, config: ModelConfig, share: Share, store: Store, memory: int | None
+) -> tuple[DividedDecoder, GroupPeers]:
+    """This rank's part of the model, and its way to the others, which it has not joined. Raises ModelLoadError.
+
+    ``store``, ``memory``: see ``GroupPeers``.
+    """
+    peers = GroupPeers(share, store, memory, config.hang_timeout_s)
+    return load_part(folder, config, share, peers), peers
+
+
+def load_part(folder: Path, config: ModelConfig, share: Share, peers: Peers) -> DividedDecoder:
+    """This rank's part of the model. Raises ModelLoadError."""
     decoder = load_model(
         folder,
         dtype=config.dtype,
@@ -68,11 +92,28 @@ def load_share(folder: Path, config: ModelConfig, share: Share, store: Store) ->
         share=share,
         peers=peers,
     )
-    assert isinstance(decoder, LlamaDecoder), "check_layout() was not asked"
-    return decoder, peers
+    assert isinstance(decoder, DividedDecoder)
+    return decoder
 
 
-def cache_of(decoder: LlamaDecoder, config: ModelConfig, num_blocks: int) -> KVCache:
+def refuse_more_than_is_free(folder: Path, config: ModelConfig, share: Share, free_bytes: int) -> None:
+    """Raises ModelLoadError, before weights are read, where this rank's part of them takes more than ``free_bytes``."""
+    source = Source(folder / "config.json")
+    dims = read_config(source)
+    tensors = used_tensors(folder, dims)
+    quantised = {} if source.quantization is None else layouts(source.quantization, tensors, str(folder))
+    itemsize = ITEM_BYTES[dtype_name(config.dtype, dims.dtype, on_cpu=True, source=source)]
+    need = share.weight_bytes(tensors, quantised, dims, itemsize, config.quantization)
+    if need > free_bytes:
+        raise ModelLoadError(
+            f"its part of the weights takes {bytes_text(need)}, and its machine has {bytes_text(max(0, free_bytes))} "
+            "for it. Spread the model over more machines (parallel), or let the node give more memory (inferd node "
+            "--memory).",
+            param="parallel",
+        )
+
+
+def cache_of(decoder: DividedDecoder, config: ModelConfig, num_blocks: int) -> KVCache:
     """The KV cache of this rank's heads and layers."""
     part = decoder.part
     return KVCache(
@@ -109,10 +150,11 @@ def batch_of(plan: StepPlan, adapters: Mapping[int, LoadedAdapter]) -> FlatBatch
             [adapters[number] for number in plan.adapters],
             torch.from_numpy(np.frombuffer(plan.adapter_of, dtype=np.int32).copy()),
         ),
+        cuts=plan.cuts,
     )
 
 
-def adapter_of(message: TakeAdapter, decoder: LlamaDecoder) -> LoadedAdapter:
+def adapter_of(message: TakeAdapter, decoder: DividedDecoder) -> LoadedAdapter:
     """This rank's part of an adapter, in the layout that the kernels take."""
     parts: dict[tuple[int, int], list[LowRank]] = {}
     for part in message.parts:
@@ -122,12 +164,12 @@ def adapter_of(message: TakeAdapter, decoder: LlamaDecoder) -> LoadedAdapter:
     return LoadedAdapter(message.name, message.identity, decoder.part.num_layers, parts)
 
 
-def hidden_of(plan: LogitsPlan, decoder: LlamaDecoder) -> Tensor:
+def hidden_of(plan: LogitsPlan, decoder: DividedDecoder) -> Tensor:
     """[R, hidden] in the model's number format."""
     return torch.frombuffer(bytearray(plan.hidden), dtype=decoder.dtype).view(-1, decoder.config.hidden_size)
 
 
-def follow(connection: Connection, runner: Runner, decoder: LlamaDecoder, adapters: dict[int, LoadedAdapter]) -> None:
+def follow(connection: Wire, runner: Runner, decoder: DividedDecoder, adapters: dict[int, LoadedAdapter]) -> None:
     """Compute this rank's part of each plan, until rank 0 closes the connection."""
     with torch.inference_mode():
         while True:
@@ -149,21 +191,79 @@ def follow(connection: Connection, runner: Runner, decoder: LlamaDecoder, adapte
                     raise TypeError(f"{type(plan).__name__} is no plan")
 
 
-def serve(connection: Connection) -> int:
-    """Load what the first message says and follow the plans behind it; the exit code."""
+class Elsewhere(NamedTuple):
+    """What a rank on another machine than rank 0 is told by its node. ``ranks``: how many of its group are there."""
+
+    source: str  # of the model, as that machine has it
+    memory_bytes: int  # that the node gives
+    threads: int = 0  # 0: by the cores of that machine
+
+    def given_bytes(self, ranks: int) -> int:
+        """What is left of this rank's equal part of the memory that the node gives."""
+        return self.memory_bytes // ranks - rss_bytes(os.getpid())
+
+    def free_bytes(self, ranks: int) -> int:
+        """Memory that the ranks may still take together; the last one that has loaded says what is true of all."""
+        return ranks * min(self.given_bytes(ranks), available_bytes() // ranks)
+
+    def num_threads(self, ranks: int) -> int:
+        """Compute threads of this rank."""
+        return self.threads or num_threads(ranks)
+
+
+def refuse(connection: Wire, failed: Failed, elsewhere: Elsewhere | None) -> int:
+    """Tell rank 0 why this rank is not part of the group; the exit code.
+
+    A rank on a node stays until rank 0 has ended: the server ends a group with the first rank that does, and rank 0
+    reads the answer only when it has its own weights.
+    """
+    send(connection, failed)
+    if elsewhere is not None:
+        with contextlib.suppress(EOFError):
+            while True:
+                connection.recv_bytes()
+    return EXIT_LOAD_FAILED
+
+
+def serve(connection: Wire, post: Post | None, elsewhere: Elsewhere | None) -> int:
+    """Load what the first message says and follow the plans behind it; the exit code.
+
+    ``post``: the way to the other ranks where some are on another machine; None: all are on this one. ``elsewhere``:
+    set where rank 0 is on another one. Raises EOFError, OSError where rank 0 has ended.
+    """
+    expected = connection.recv_bytes().decode()
+    if build() != expected:
+        remedy = (
+            "inferd's files were replaced. Restart the server."
+            if elsewhere is None
+            else "install the same inferd on its machine, for the same kind of processor."
+        )
+        failed = Failed(f"it would run {build()}, but rank 0 runs {expected}: {remedy}", None)
+        return refuse(connection, failed, elsewhere)
     begin = from_lead(connection)
     assert isinstance(begin, Begin)
     config, parallel = begin.config, begin.config.parallel
-    torch.set_num_threads(begin.num_threads)
     share = Share(begin.rank, parallel.tensor, parallel.pipeline)
-    folder = Path(begin.folder)
+    ranks = parallel.per_machine
+    torch.set_num_threads(begin.num_threads if elsewhere is None else elsewhere.num_threads(ranks))
+    peers: PostPeers | GroupPeers
     try:
-        decoder, peers = load_share(folder, config, share, FileStore(begin.store, share.count))
+        folder = Path(begin.folder) if elsewhere is None else check_folder(resolve(elsewhere.source, _unreported))
+        if elsewhere is not None:
+            refuse_more_than_is_free(folder, config, share, min(elsewhere.given_bytes(ranks), available_bytes()))
+        if post is None:
+            decoder, peers = load_share(folder, config, share, FileStore(begin.store, share.count), begin.memory)
+        else:
+            peers = PostPeers(share, post)
+            decoder = load_part(folder, config, share, peers)
         digest = digest_of_files(folder)
     except ModelLoadError as error:
-        send(connection, Failed(error.message, error.param))
-        return EXIT_LOAD_FAILED
-    send(connection, Loaded(digest, decoder.weights_bytes, decoder.num_parameters))
+        return refuse(connection, Failed(error.message, error.param), elsewhere)
+    finally:
+        if begin.memory is not None:
+            os.close(begin.memory)  # it is mapped
+    free_bytes = None if elsewhere is None else elsewhere.free_bytes(ranks)
+    send(connection, Loaded(digest, decoder.weights_bytes, decoder.num_parameters, free_bytes))
     adapters: dict[int, LoadedAdapter] = {}
     while isinstance(started := from_lead(connection), TakeAdapter):  # those of the configuration
         adapters[started.number] = adapter_of(started, decoder)
@@ -171,7 +271,7 @@ def serve(connection: Connection) -> int:
     cache = cache_of(decoder, config, started.num_blocks)
     runner = Runner(decoder, cache, started.attention, _CPU, config.scheduler.max_num_batched_tokens)
     peers.join()
-    send(connection, Joined())
+    send(connection, Joined(runner.keeps_rows))
     follow(connection, runner, decoder, adapters)
     return EXIT_DONE
 
@@ -186,19 +286,40 @@ def _watch(parent: int) -> None:
             os.kill(parent, signal.SIGKILL)
 
 
+def _unreported(phase: str, done: int, total: int) -> None:
+    """Progress of files that come from a hub, which the log of the node tells."""
+
+
 def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="inferd.engine.ranks.rank", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="this end of the connection to rank 0")
-    parser.add_argument("--parent", type=int, required=True, help="the process id of rank 0")
+    parser.add_argument("--parent", type=int, required=True, help="the process id of rank 0, or of the node")
+    parser.add_argument("--name", help="the replica, shown in process lists")
+    parser.add_argument("--line", type=int, nargs=2, help="its number, and that of all ranks; some are elsewhere")
+    parser.add_argument("--source", help="the model on this machine; rank 0 is on another one")
+    parser.add_argument("--memory", type=int, default=0, help="bytes that the node gives")
+    parser.add_argument("--threads", type=int, default=0, help="to compute with, of a rank with --source")
     options = parser.parse_args()
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     code = EXIT_ORPHANED
     if die_with(options.parent):
         os.set_inheritable(options.fd, False)
-        threading.Thread(target=_watch, args=(options.parent,), name="inferd-watch", daemon=True).start()
+        elsewhere = None
+        if options.source is not None:
+            elsewhere = Elsewhere(options.source, options.memory, options.threads)
+        connection: Wire
+        if options.line is None:
+            post, connection = None, Connection(options.fd)
+        else:
+            post, connection = Post(*options.line), (line := Line(socket.socket(fileno=options.fd), 0))
+            post.add(line)
+            if elsewhere is not None:
+                threading.Thread(target=report_work, args=(line, post), name="inferd-report", daemon=True).start()
+        if elsewhere is None:
+            threading.Thread(target=_watch, args=(options.parent,), name="inferd-watch", daemon=True).start()
         try:
-            code = serve(Connection(options.fd))
+            code = serve(connection, post, elsewhere)
         except (EOFError, ConnectionError):  # rank 0 has ended
             code = EXIT_ORPHANED
     os._exit(code)  # without waiting for the teardown of the libraries

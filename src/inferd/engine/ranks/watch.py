@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+RANK_COMMAND = (sys.executable, "-P", "-m", "inferd.engine.ranks.rank")
+"""Starts a rank. -P: one that is started in a model's folder must not import what lies there."""
+
+EXIT_RANK_LOST = 6
+"""Status of a rank 0 that ended because another rank was lost."""
 
 LOOK_S = 0.1  # between two looks at the processes of a group
 LOOKS = 3  # in a row at which a process is stopped, until it counts as lost
@@ -34,12 +43,31 @@ def _worked_s(pid: int) -> float | None:
         return None
 
 
-def _is_asleep(pid: int) -> bool:
-    """Whether all threads of the process wait, and none of them for a processor or a disk."""
+def _is_asleep(pid: int | str, but_for: int | None = None) -> bool:
+    """Whether all threads of the process but one wait, and none of them for a processor or a disk."""
     try:
-        return all(_state(f"/proc/{pid}/task/{thread}") == b"S" for thread in os.listdir(f"/proc/{pid}/task"))
+        return all(
+            _state(f"/proc/{pid}/task/{thread}") == b"S"
+            for thread in os.listdir(f"/proc/{pid}/task")
+            if thread != str(but_for)
+        )
     except OSError:
         return False
+
+
+def asleep_but_for(thread: int) -> bool:
+    """Whether all other threads of this process wait, and none of them for a processor or a disk."""
+    return _is_asleep("self", thread)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rank on another machine told of its work. ``number``: of the report, 0 before the first one."""
+
+    number: int = 0
+    worked_s: float = 0.0  # processor time that it has used
+    is_asleep: bool = False
+    num_reads: int = 0  # of bytes of tensors that reached it
 
 
 class Stopped:
@@ -56,28 +84,42 @@ class Stopped:
         return self._count >= LOOKS
 
 
+async def until_stopped(pid: int) -> None:
+    """Return when a signal has stopped the process."""
+    stopped = Stopped(pid)
+    while not stopped.is_lost():
+        await asyncio.sleep(LOOK_S)
+
+
 class Stillness:
     """Counts the looks at which rank 0 waited in one meeting and no other rank worked: one hangs, or a link is cut.
 
     A rank that computes uses the processor or waits for one, and so does a transfer: a long step is no stillness.
+    Where a rank on another machine has told nothing since the last look, it is not known to be still.
     """
 
-    __slots__ = ("_count", "_meeting", "_pids", "_worked")
+    __slots__ = ("_count", "_far", "_looks", "_meeting", "_pids", "_reports", "_worked")
 
-    def __init__(self, pids: Sequence[int]) -> None:
-        """``pids``: of the ranks other than 0."""
-        self._pids = pids
+    def __init__(self, pids: Sequence[int], looks: int = STILL_LOOKS, far: Sequence[Callable[[], Report]] = ()) -> None:
+        """``pids``: of the ranks other than 0 on this machine; ``looks``: in a row at which no rank works, until the
+        group is lost; ``far``: give the last reports of the ranks on other machines."""
+        self._pids, self._looks, self._far = pids, looks, far
         self._count = 0
-        self._meeting: int | None = None
+        self._meeting: Hashable | None = None
         self._worked: list[float | None] = [None] * len(pids)
+        self._reports = [report() for report in far]
 
-    def is_lost(self, meeting: int | None) -> bool:
+    def is_lost(self, meeting: Hashable | None) -> bool:
         """Look once, while rank 0 waits in ``meeting`` (None: in none)."""
         before, self._worked = self._worked, [_worked_s(pid) for pid in self._pids]
         is_still = meeting is not None and meeting == self._meeting
         for was, is_now in zip(before, self._worked, strict=True):
             is_still = is_still and was is not None and is_now is not None and is_now - was < STILL_S
+        told, self._reports = self._reports, [report() for report in self._far]
+        for last, report in zip(told, self._reports, strict=True):
+            is_still = is_still and 0 < last.number < report.number and report.num_reads == last.num_reads
+            is_still = is_still and report.is_asleep and report.worked_s - last.worked_s < STILL_S
         is_still = is_still and all(_is_asleep(pid) for pid in self._pids)
         self._meeting = meeting
         self._count = self._count + 1 if is_still else 0
-        return self._count >= STILL_LOOKS
+        return self._count >= self._looks

@@ -252,6 +252,20 @@ class Account:
 
     def enter_step(self, divided: Divided, sums: Sums) -> None:
         """Enter the present step. ``sums``: at its end."""
+        num_accepted, self.num_accepted = self.num_accepted, 0
+        self._enter(divided, num_accepted)
+        self._num_steps += 1
+        self._is_decoding = self._is_decoding or self._catches_up
+        self._context += self._decodes + self._prompt
+        self._joins = False
+        self._mark = sums
+
+    def enter_part(self, divided: Divided, sums: Sums) -> None:
+        """Enter a part of the present step, of which nothing is known yet but its time. ``sums``: at its end."""
+        self._enter(divided, 0)
+        self._mark = sums
+
+    def _enter(self, divided: Divided, num_accepted: int) -> None:
         fixed, prefill, decode, context, num_decodes, num_prompt, num_guesses, num_context, slowed, masks = divided
         own = self._decodes + self._prompt
         again = self._again / own if own else 0.0
@@ -266,7 +280,7 @@ class Account:
         if again:
             self._recomputed += again * (alone + guessed + others_decode + others_prefill)
         if self._is_decoding:
-            saved = self.num_accepted * (fixed + decode)
+            saved = num_accepted * (fixed + decode)
             self._decode += fresh * alone + saved
             self._speculation += fresh * guessed - saved
             self._crowding += fresh * others_decode
@@ -276,12 +290,6 @@ class Account:
             self._prefill_shared += fresh * (others_decode + others_prefill)
         self._slowed += slowed
         self._masks += masks
-        self._num_steps += 1
-        self._is_decoding = self._is_decoding or self._catches_up
-        self.num_accepted = 0
-        self._context += own
-        self._joins = False
-        self._mark = sums
 
 
 class Divided(NamedTuple):
@@ -306,6 +314,7 @@ class Ledger:
     __slots__ = (
         "_apart",
         "_at",
+        "_before_s",
         "_context",
         "_is_open",
         "_masks_s",
@@ -331,10 +340,14 @@ class Ledger:
         self._paused_s = 0.0  # the ordinary part of the pause before the present step
         self._is_open = False
         self._at = 0.0
+        self._before_s = 0.0  # of the present step: its parts before ``_at``
         self._num_decodes = self._num_prompt = self._num_guesses = self._context = 0
 
-    def begin(self, step: Step, at: float) -> None:
-        """The tokens of a step that begins at ``at`` are chosen, guesses included."""
+    def begin(self, step: Step, at: float, before_s: float = 0.0) -> None:
+        """The tokens of a step that begins at ``at`` are chosen, guesses included.
+
+        ``before_s``: of a step that has paused and goes on: the seconds of its parts so far.
+        """
         last = self._number
         number = self._number = last + 1
         apart = self._apart
@@ -373,24 +386,60 @@ class Ledger:
         self._num_decodes, self._num_prompt, self._num_guesses = num_decodes, num_prompt, num_guesses
         self._context, self._at, self._is_open = context, at, True
         self._masks_s = 0.0
+        self._before_s = before_s
 
     def wait_for_masks(self, seconds: float) -> None:
         """The present step waited so long for masks, and so did all requests in it."""
         self._masks_s += seconds
 
+    def pause(self, seconds: float) -> None:
+        """The step goes on after others, and its part so far took ``seconds``."""
+        self._is_open = False
+        number = self._number
+        for account in [account for account in self._steady if account.steady_step == number]:
+            self._steady.discard(account)
+            account.enter_steady(self.sums)
+            account.steady_step = -1
+            account.step = number
+            account.count_steady()
+            self._apart.append(account)
+        divided = self._divide(seconds, self._paused_s, is_whole=False)
+        of_joining = self._divide(seconds, 0.0, is_whole=False)
+        self.sums = sums = self._sums(divided, self._at + seconds, num_steps=0)
+        for account in self._apart:
+            if account.step == number:
+                account.enter_part(of_joining if account.joins else divided, sums)
+
     def commit(self, seconds: float) -> None:
-        """The step is over and took ``seconds``."""
+        """The step is over, and took ``seconds`` since it began, or went on."""
         self._is_open = False
         divided = self._divide(seconds, self._paused_s)
-        fixed, prefill, decode, context, num_decodes, num_prompt, num_guesses, num_context, slowed, masks = divided
         of_joining = self._divide(seconds, 0.0) if self._paused_s else divided
-        now, last = self._at + seconds, self.sums
+        now = self._at + seconds
         self._usual.record(
-            num_prompt + num_guesses, num_decodes, num_context, seconds - masks, now, is_slow=slowed > 0.0
-        )
-        self.sums = sums = Sums(
+            self._num_prompt + self._num_guesses,
+            self._num_decodes,
+            self._context,
+            self._before_s + seconds - divided.masks,
             now,
-            last.num_steps + 1,
+            is_slow=divided.slowed > 0.0,
+        )
+        self.sums = sums = self._sums(divided, now, num_steps=1)
+        number = self._number
+        for account in self._apart:
+            if account.step == number:  # else it has ended
+                account.enter_step(of_joining if account.joins else divided, sums)
+                if account.may_be_steady:
+                    account.steady_step = number
+                    self._steady.add(account)
+
+    def _sums(self, divided: Divided, now: float, num_steps: int) -> Sums:
+        """The sums at ``now``, after a step or a part of one."""
+        fixed, prefill, decode, context, num_decodes, num_prompt, num_guesses, num_context, slowed, masks = divided
+        last = self.sums
+        return Sums(
+            now,
+            last.num_steps + num_steps,
             last.fixed + fixed,
             last.one_decode + decode,
             last.one_context + context,
@@ -400,13 +449,6 @@ class Ledger:
             last.slowed + slowed,
             last.masks + masks,
         )
-        number = self._number
-        for account in self._apart:
-            if account.step == number:  # else it has ended
-                account.enter_step(of_joining if account.joins else divided, sums)
-                if account.may_be_steady:
-                    account.steady_step = number
-                    self._steady.add(account)
 
     def drop(self) -> None:
         """The step failed: its time is entered for no request."""
@@ -446,17 +488,18 @@ class Ledger:
             account.enter_steady(self.sums)
             account.steady_step = -1
 
-    def _divide(self, seconds: float, paused_s: float) -> Divided:
+    def _divide(self, seconds: float, paused_s: float, *, is_whole: bool = True) -> Divided:
         """The seconds of the present step, or of its part so far, and of the pause before it, by the usual cost of its
-        tokens."""
+        tokens. ``is_whole``: what comes with its earlier parts was the whole step, which may have been slow."""
         usual = self._usual
         usual_s = usual.find(self._num_prompt + self._num_guesses, self._num_decodes, self._context)
         slowed = 0.0
         masks = min(self._masks_s, seconds)
         seconds -= masks
-        if usual_s is not None and seconds > SLOW * usual_s:
-            slowed = seconds - usual_s
-            seconds = usual_s
+        step_s = self._before_s + seconds
+        if is_whole and usual_s is not None and step_s > SLOW * usual_s:
+            slowed = min(step_s - usual_s, seconds)
+            seconds -= slowed
         scale = (paused_s + seconds) / usual.plane_s
         return Divided(
             scale * usual.fixed,

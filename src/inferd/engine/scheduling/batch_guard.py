@@ -3,7 +3,8 @@
 Two rules hold while other classes have had sequences within the last ``REMEMBERED`` steps:
 
 - A step computes batch work for at most three quarters of the prefill that a first token of another class usually
-  needs. While such a token is due, only every ``SHARE_EVERY``-th step computes any.
+  needs (``LIMIT_SHARE``), or for ``PAUSING_SHARE`` of it where a step with batch work pauses for such a token. While
+  the token is due, only every ``SHARE_EVERY``-th step computes any, and never more than three quarters.
 - Batch sequences are admitted only where slots and blocks stay free for as many sequences of other classes as there
   usually are, up to half of all. Otherwise batch sequences would be admitted and displaced over and over.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 SHARE_EVERY = 8
 LEAST_BATCH = 8  # tokens of batch work that a step may always compute where no first token is due
 LIMIT_SHARE = 0.75  # of a usual prefill; from 0.9 on, first tokens take more than twice as long in some simulations
+PAUSING_SHARE = 2.5  # the same where steps may pause
 FADE_EVERY = 256
 REMEMBERED = 4096  # steps after which classes without sequences need no protection any more
 _DECAY = 1.0 - 1.0 / 4096  # of the peak, per step with other classes
@@ -51,18 +53,26 @@ class BatchGuard:
     def is_active(self, step: int) -> bool:
         return step < self._active_until
 
-    def limit(self, step: int, fixed_in_prefill: float) -> float:
+    def limit(self, step: int, fixed_in_prefill: float, *, may_pause: bool = False) -> float:
         """Prefill tokens of batch work in a step where no first token is due.
 
-        ``fixed_in_prefill``: prefill tokens that cost as much as the fixed part of a step.
+        ``fixed_in_prefill``: prefill tokens that cost as much as the fixed part of a step. ``may_pause``: a first token
+        waits for a part of the step alone.
         """
         passed = max(0, step - (self._active_until - REMEMBERED))  # steps without other classes
-        usual = max(self._usual_prefill * LIMIT_SHARE + fixed_in_prefill / 20, LEAST_BATCH)
-        return usual * 2.0 ** (passed // FADE_EVERY)
+        return self._share(PAUSING_SHARE if may_pause else LIMIT_SHARE, fixed_in_prefill) * 2.0 ** (
+            passed // FADE_EVERY
+        )
 
-    def allowance(self, step: int, limit: float, *, first_token_due: bool) -> float:
-        """Prefill tokens of batch work in this step."""
-        return 0 if first_token_due and step % SHARE_EVERY else limit
+    def allowance(self, step: int, limit: float, fixed_in_prefill: float, *, first_token_due: bool) -> float:
+        """Prefill tokens of batch work in this step. The step of a first token does not pause for it."""
+        if not first_token_due:
+            return limit
+        return 0 if step % SHARE_EVERY else min(limit, self._share(LIMIT_SHARE, fixed_in_prefill))
+
+    def _share(self, share: float, fixed_in_prefill: float) -> float:
+        """So much of a usual prefill, in its tokens."""
+        return max(self._usual_prefill * share + fixed_in_prefill / 20, LEAST_BATCH)
 
     def admits(
         self,

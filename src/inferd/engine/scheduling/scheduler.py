@@ -5,6 +5,7 @@ decode has a gap of one token, a new prompt a gap of its length, and a preempted
 Continuous batching, chunked prefill, prefix hits and preemption by recomputing all follow from this rule.
 
     schedule() -> Step           decide, and allocate the blocks that the step writes to
+    schedule_before(step)        the same for first tokens that are computed while a step with batch work has paused
     speculate(part, ...)         add guessed tokens to a decode, in blocks that are free
     commit(step)                 the step was computed: advance ``num_computed``, publish full blocks
     accept_guesses(part, ...)    the first guessed tokens were right and count as computed
@@ -137,9 +138,10 @@ class Scheduler:
         self._num_running = [0] * (BATCH + 1)  # by class
         self._arrivals = 0
         self._steps = 0
-        self._admissions = 0  # since the last that was due to age
+        self._admissions = 0  # that overtook a worse class, since the last of the worst that waited
         self._guard = BatchGuard()
         self._copies: dict[Sequence, None] = {}  # sequences of copies, waiting and running
+        self.may_pause = False  # whether steps with batch work may pause, as ``schedule_before`` needs
         self.dropped: dict[str, None] = {}  # ids of copies that were dropped; the caller ends them
 
     # -- membership -------------------------------------------------------------------------
@@ -271,6 +273,40 @@ class Scheduler:
                 self._break_deadlock(step)
         return step
 
+    def is_pausable(self, step: Step) -> bool:
+        """Whether other classes may want a part of the time of this step, which has batch work."""
+        return (
+            self.may_pause
+            and self._guard.is_active(self._steps)
+            and any(self._ranks[part.sequence][0] == BATCH for part in step.slices)
+        )
+
+    def schedule_before(self, paused: Step) -> Step:
+        """First tokens of other classes than batch, to be computed before a step that has paused goes on; none of them:
+        no slices. Requests of the paused step are left alone, and nothing is preempted."""
+        step = Step()
+        budget = _Budget(self.config.max_num_batched_tokens)
+        if self.tpot_s is not None and self.cost.is_known:
+            budget.prefill = self._prefill_within_objective(self.tpot_s)
+        held = {part.sequence.request_id for part in paused.slices}
+        for sequence in self.running:
+            gap = len(sequence.tokens) - sequence.num_computed
+            if self._ranks[sequence][0] != BATCH and gap and sequence.num_computed < sequence.num_prompt:
+                count = 0 if sequence.request_id in held else budget.grant(gap, is_batch=False)
+                if count > 0 and self._allocate_blocks(sequence, count, step):
+                    step.slices.append(Slice(sequence, sequence.num_computed, count))
+                    budget.spend(count, gap, is_batch=False)
+        while budget.tokens > 0 and (best := self._waiting.best_class) < BATCH:
+            are_others_waiting = any(self._waiting.counts[best + 1 :])
+            if are_others_waiting and self._admissions >= 4 * AGING_EVERY:
+                break  # it is the turn of one of them
+            waiting = self._waiting.best()
+            assert waiting is not None
+            if waiting.request_id in held or not self._admit(waiting, step, budget, may_displace=False):
+                break
+            self._admissions += are_others_waiting
+        return step
+
     def speculate(self, part: Slice, tokens: tuple[int, ...]) -> None:
         """Compute ``tokens`` as if they followed the known tokens of ``part``, which catches up.
 
@@ -312,9 +348,12 @@ class Scheduler:
             budget.prefill = self._prefill_within_objective(self.tpot_s)
         if num_batch and self._guard.is_active(self._steps):
             budget.decode_cost = self.cost.decode_in_prefill
-            budget.batch_limit = self._guard.limit(self._steps, self.cost.fixed_in_prefill)
+            fixed = self.cost.fixed_in_prefill
+            # Requests that decode wait for the whole step, which an objective bounds.
+            may_be_long = self.may_pause and self.tpot_s is None
+            budget.batch_limit = self._guard.limit(self._steps, fixed, may_pause=may_be_long)
             budget.batch = self._guard.allowance(
-                self._steps, budget.batch_limit, first_token_due=self._is_first_token_due()
+                self._steps, budget.batch_limit, fixed, first_token_due=self._is_first_token_due()
             )
         return budget
 
@@ -328,7 +367,7 @@ class Scheduler:
     def _is_first_token_due(self) -> bool:
         """Whether a sequence of another class than batch waits, or computes its prompt."""
         return len(self._waiting) > self._waiting.counts[BATCH] or any(
-            self._ranks[s][0] != BATCH and not s.num_outputs and len(s.tokens) > s.num_computed for s in self.running
+            self._ranks[s][0] != BATCH and max(s.num_computed, s.num_reached) < s.num_prompt for s in self.running
         )
 
     # -- running sequences ------------------------------------------------------------------
@@ -466,6 +505,8 @@ class Scheduler:
                 self._admissions = 0
             elif any(self._waiting.counts[best + 1 :]):  # a waiting sequence was overtaken by class
                 self._admissions += 1
+            else:
+                self._admissions = 0
 
     def _aged(self, best: int, budget: _Budget) -> Sequence | None:
         """The sequence of a worse class whose turn has come."""

@@ -18,6 +18,7 @@ import msgspec
 
 from inferd.nodes.ray.actor import NodeActor
 from inferd.nodes.ray.messages import (
+    REMEDY,
     Ask,
     Connected,
     Ended,
@@ -31,6 +32,8 @@ from inferd.nodes.ray.messages import (
 from inferd.nodes.ray.reservations import Machine, Room
 
 LOOK_S: Final = 0.5
+PROBE_S: Final = 5.0
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _RESOURCES: Final = ("CPU", "GPU", "memory")
 
 
@@ -46,6 +49,9 @@ class Driver:
     async def run(self, address: str) -> int:
         """Do what stdin says until it ends; the exit code."""
         ray = self._ray
+        if problem := await self._problem_of(address):
+            self._send(Failed(problem))
+            return 1
         try:
             context = await asyncio.to_thread(
                 functools.partial(ray.init, address=address, log_to_driver=False, configure_logging=False)
@@ -69,6 +75,29 @@ class Driver:
                 task.cancel()
         ray.shutdown()
         return 0
+
+    async def _problem_of(self, address: str) -> str:
+        """Why the head of a cluster cannot be reached, without a full stop; empty: its port is open, or Ray finds it.
+
+        Ray would retry for many minutes and say why to its own log alone.
+        """
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65535:
+            return ""  # a word of Ray's, or no address, which Ray refuses
+        host = host.removeprefix("[").removesuffix("]")
+        if host in _LOOPBACK:  # as Ray does
+            host = self._ray.util.get_node_ip_address()
+        try:
+            async with asyncio.timeout(PROBE_S):
+                _, writer = await asyncio.open_connection(host, int(port))
+        except TimeoutError:
+            return f"no connection to {host}:{port} within {PROBE_S:g} s; {REMEDY}"
+        except OSError as error:
+            number = error.errno or 0  # negative: of the resolver, not of the system
+            said = os.strerror(number) if number > 0 else error.strerror or str(error)
+            return f"no connection to {host}:{port} ({said}); {REMEDY}"
+        writer.close()
+        return ""
 
     async def _reserve(self, ask: Ask) -> None:
         """Have an actor, and stay with it to its end."""
@@ -110,12 +139,17 @@ class Driver:
         """The cluster as it is; None: its head does not answer, and what was told last stands."""
         try:
             nodes, free = self._ray.nodes(), self._ray.available_resources()
+            # Ray's public functions do not tell it: ``nodes`` has no state, and the list of states needs a dashboard.
+            draining = self._ray._private.state.state.get_draining_nodes()
         except self._ray.exceptions.RayError:
             return None
+        alive = {str(node["NodeID"]): node for node in nodes if node["Alive"]}
         machines = [
-            Machine(resources=_known(node["Resources"]), labels=dict(node["Labels"])) for node in nodes if node["Alive"]
+            Machine(resources=_known(node["Resources"]), labels=dict(node["Labels"]))
+            for identity, node in alive.items()
+            if identity not in draining
         ]
-        return Room(nodes=machines, free=_known(free))
+        return Room(nodes=machines, free=_known(free), draining=frozenset(alive.keys() & draining.keys()))
 
     def _send(self, message: FromDriver) -> None:
         with contextlib.suppress(BrokenPipeError):  # the server is gone, so stdin ends too

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from inferd.nodes.ray.reservations import Needs, Room
+
+REMEDY: Final = "is nodes.ray the address that ray start --head printed (HOST:6379), and does its machine run?"
+"""What to look at where the cluster is not reached."""
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True, kw_only=True):

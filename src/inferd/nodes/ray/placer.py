@@ -20,6 +20,7 @@ from inferd import clock
 from inferd.errors import ConfigError
 from inferd.nodes.listener import NodesListener
 from inferd.nodes.ray.messages import (
+    REMEDY,
     Ask,
     Connected,
     Ended,
@@ -49,6 +50,9 @@ from inferd.nodes.ray.reservations import (
 DRIVER_COMMAND: Final = (sys.executable, "-P", "-m", "inferd.nodes.ray.driver")
 LOOK_S: Final = 0.5
 """Seconds between two looks, where nothing has changed."""
+
+CONNECT_S: Final = 30.0
+"""Seconds in which the driver must have reached the cluster, imports included; Ray itself would try for many minutes."""
 
 COUNTED_S: Final = 2.0
 """Seconds in which Ray's reports may not show what was reserved or given back."""
@@ -151,6 +155,8 @@ class Placer:
         wanted = self._site.wanted().get(model)
         if wanted is None or self._room is None:
             return False
+        if self._unused(model):
+            return True
         # Those of which Ray's last report may not know yet.
         new = [
             one
@@ -158,6 +164,14 @@ class Placer:
             if one.joined_at >= self._room_at - COUNTED_S or not one.has_joined
         ]
         return not shortage(wanted.needs, without(self._room, (one.needs for one in new)))
+
+    def _unused(self, model: str) -> list[Reservation]:
+        """The model's reservations that have joined, have no replica, and stay."""
+        return [
+            one
+            for one in self._reservations.values()
+            if one.model == model and one.has_joined and one.spared_at is not None and not one.is_draining
+        ]
 
     # -- one look ---------------------------------------------------------------------------
 
@@ -181,6 +195,8 @@ class Placer:
                 self._give_back(name)
             for model, needs in decision.ask:
                 self._ask(model, needs, wanted[model].leaving, now)
+        for model in wanted:
+            self._move_one(model)
         told = {model: self.awaited(model) for model in wanted}
         if told != self._told:
             self._told = told
@@ -193,6 +209,7 @@ class Placer:
             if link is not None:
                 one.joined_at = one.joined_at or now
                 one.ray_node = link.labels.get(NODE_ID, one.name)
+                one.is_draining = self._room is not None and one.ray_node in self._room.draining
                 self._failures.pop(one.model, None)
                 if one.name in used:
                     one.spared_at = None
@@ -202,6 +219,17 @@ class Placer:
                 self._lost[one.ray_node] = now
                 self._give_back(one.name)
         self._lost = {node: at for node, at in self._lost.items() if now - at < AVOIDED_S}
+
+    def _move_one(self, model: str) -> None:
+        """Move a replica off a draining machine to a reservation that has joined, one replica after another. Without such
+        a reservation it serves on, until its machine ends."""
+        links = [
+            link
+            for one in self._reservations.values()
+            if one.model == model and one.is_draining and (link := self._listener.link(one.name)) is not None
+        ]
+        if links and self._unused(model) and all(link.state != "leaving" for link in links):
+            links[0].leave("Ray drains its machine")
 
     def _ask(self, model: str, needs: Needs, leaving: frozenset[str], now: float) -> None:
         failures, failed_at, _ = self._failures.get(model, (0, 0.0, ""))
@@ -270,13 +298,20 @@ class Placer:
             return f"the process that talks to it cannot be started: {error.strerror}"
         assert self._driver.stdout is not None
         reason = ""
-        while data := await self._driver.stdout.readline():
-            message = from_driver_decoder.decode(data)
-            if isinstance(message, Failed):
-                reason = message.reason
-            else:
-                self._received(message)
-            self._change.set()
+        try:
+            async with asyncio.timeout(CONNECT_S) as limit:
+                while data := await self._driver.stdout.readline():
+                    message = from_driver_decoder.decode(data)
+                    if isinstance(message, Connected):
+                        limit.reschedule(None)
+                    if isinstance(message, Failed):
+                        reason = message.reason
+                    else:
+                        self._received(message)
+                    self._change.set()
+        except TimeoutError:
+            self._driver.kill()
+            reason = f"Ray did not answer within {CONNECT_S:g} s; {REMEDY}"
         code = await self._driver.wait()
         return reason or f"the process that talks to it ended with {code}"
 

@@ -50,11 +50,13 @@ class Wanted(NamedTuple):
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines of a cluster, as Ray tells them. ``nodes``: the resources and labels of each one that is alive;
-    ``free``: the resources that are free on all of them together."""
+    """The machines of a cluster, as Ray tells them. ``nodes``: the resources and labels of each one that takes actors;
+    ``free``: the resources that are free on all of them together. ``draining``: identities of those that are alive and
+    take no more actors, because they will end."""
 
     nodes: list[Machine]
     free: dict[str, float]
+    draining: frozenset[str] = frozenset()
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +74,7 @@ class Reservation(msgspec.Struct, kw_only=True):
     ray_node: str = ""  # the machine's identity in Ray; empty: it has not joined
     joined_at: float = 0.0
     spared_at: float | None = None  # since when it has had no replica, once it has joined
+    is_draining: bool = False  # its machine will end
 
     @property
     def has_joined(self) -> bool:
@@ -99,18 +102,24 @@ def needs_of(config: ModelConfig, need_bytes: int) -> Needs:
 
 
 def decide(wanted: Mapping[str, Wanted], reservations: Sequence[Reservation], now: float) -> Decision:
-    """One reservation for each replica. What is asked for and not there yet is given back first, then what has had no
-    replica for ``SPARED_S`` seconds; what has a replica never."""
+    """One reservation for each replica, on a machine that does not drain. What is asked for and not there yet is given
+    back first, then what has had no replica for ``SPARED_S`` seconds; what has a replica never.
+
+    A replica on a draining machine keeps its reservation until it has moved to another one, which is asked for at once.
+    A replica that leaves such a machine is moved, or removed: it needs no further one.
+    """
     ask: list[tuple[str, Needs]] = []
     give_back: list[str] = []
     none = Wanted(0, Needs(cores=1), frozenset())
     for model in sorted({*wanted, *(one.model for one in reservations)}):
-        num, needs, used, _ = wanted.get(model, none)
+        num, needs, used, leaving = wanted.get(model, none)
         own = [one for one in reservations if one.model == model]
         # Settings may have changed since: what has no replica yet is asked for anew.
-        stale = [one for one in own if one.name not in used and one.needs != needs and num]
+        stale = [one for one in own if one.name not in used and (one.is_draining or (one.needs != needs and num > 0))]
         give_back += [one.name for one in stale]
-        own = [one for one in own if one not in stale]
+        draining = [one for one in own if one.is_draining and one.name in used]
+        num -= sum(one.name in leaving for one in draining)
+        own = [one for one in own if one not in stale and one not in draining]
         ask += [(model, needs)] * (num - len(own))
         surplus = len(own) - num
         idle = sorted((one for one in own if one.name not in used), key=lambda one: (one.has_joined, -one.asked_at))

@@ -1,0 +1,282 @@
+"""The way between ranks on several machines: one connection between rank 0 and each other rank, for everything.
+
+Messages, parts of tensors and reports of work share it, in the order in which they were sent. A thread reads each
+connection at once, so two ranks that both send never wait for each other. Rank 0 passes on what other ranks send each
+other. Knows no network and no secrets: a connection is a socket of this machine, which the server and the node join by
+TLS (``nodes/relay.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from inferd.engine.model.cuts import Transfer
+from inferd.engine.model.share import Share
+from inferd.engine.ranks.peers import added
+from inferd.engine.ranks.watch import LOOK_S, Report, asleep_but_for
+
+PIECE_BYTES: Final = 1 << 18
+"""Of a tensor in one frame."""
+
+ANSWER_BYTES: Final = 1 << 20
+"""The longest message that rank 0 takes from another rank. Those of rank 0 hold parts of adapters."""
+
+REPORT_S: Final = LOOK_S / 2
+"""Between two reports of a rank's work, so that each look of rank 0 finds a new one."""
+
+_MESSAGE, _PIECE, _REPORT = 0, 1, 2
+_HEAD: Final = struct.Struct("<IBHH")  # bytes behind it, what they are, and of a piece the ranks that send and get it
+_WORK: Final = struct.Struct("<d?Q")
+
+_log = logging.getLogger("inferd.engine")
+
+
+class Line:
+    """One end of the connection between rank 0 and another rank; any thread may send.
+
+    Sends and receives messages as a ``Connection`` does. ``report`` is the last one of the other end's work.
+    """
+
+    def __init__(self, connection: socket.socket, other: int) -> None:
+        """``other``: the rank at the other end. Nothing is read before ``read_into``."""
+        self.other = other
+        self.report = Report()
+        self._socket = connection
+        self._sending = threading.Lock()
+        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def read_into(self, post: Post) -> None:
+        """Begin to read, in a thread. Pieces of tensors go to ``post``."""
+        threading.Thread(target=self._read, args=(post,), name=f"inferd-line-{self.other}", daemon=True).start()
+
+    def send_bytes(self, message: bytes) -> None:
+        """Send a message. Raises OSError where the connection ended."""
+        self._send(_MESSAGE, message)
+
+    def send_piece(self, sender: int, to: int, data: bytes | memoryview) -> None:
+        """Send a part of a tensor. Raises OSError where the connection ended."""
+        self._send(_PIECE, data, sender, to)
+
+    def send_report(self, report: Report) -> None:
+        """Tell how much this process has worked. Raises OSError where the connection ended."""
+        self._send(_REPORT, _WORK.pack(report.worked_s, report.is_asleep, report.num_reads))
+
+    def recv_bytes(self) -> bytes:
+        """Wait for a message. Raises EOFError where the connection ended."""
+        message = self._messages.get()
+        if message is None:
+            self._messages.put(None)
+            raise EOFError
+        return message
+
+    def close(self) -> None:
+        """End the connection; the other end notices. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # the thread that reads closes it
+
+    def _send(self, kind: int, body: bytes | memoryview, sender: int = 0, to: int = 0) -> None:
+        with self._sending:
+            self._socket.sendall(b"".join((_HEAD.pack(len(body), kind, sender, to), body)))
+
+    def _read(self, post: Post) -> None:
+        try:
+            with self._socket:
+                while True:
+                    size, kind, sender, to = _HEAD.unpack(self._received(_HEAD.size))
+                    self._check(post, size, kind, sender, to)
+                    body = self._received(size, post if kind == _PIECE else None)
+                    if kind == _PIECE:
+                        post.arrived(sender, to, body)
+                    elif kind == _MESSAGE:
+                        self._messages.put(bytes(body))
+                    else:
+                        self.report = Report(self.report.number + 1, *_WORK.unpack(body))
+        except (EOFError, OSError, ValueError) as error:
+            if isinstance(error, ValueError):
+                _log.error("rank %d sent %s; the connection to it ends", self.other, error)
+            self._messages.put(None)
+            post.ended(self.other)
+
+    def _check(self, post: Post, size: int, kind: int, sender: int, to: int) -> None:
+        """Raises ValueError where no rank sends such a frame, before there is memory for it."""
+        longest = {_MESSAGE: ANSWER_BYTES if self.other else None, _PIECE: PIECE_BYTES, _REPORT: _WORK.size}
+        if kind not in longest:
+            raise ValueError(f"a frame of kind {kind}")
+        most = longest[kind]
+        if (most is not None and size > most) or (kind == _REPORT and size != _WORK.size):
+            raise ValueError(f"a frame of kind {kind} with {size} bytes")
+        if kind == _PIECE and not post.takes(self.other, sender, to):
+            raise ValueError(f"a part of a tensor from rank {sender} to rank {to}")
+
+    def _received(self, size: int, of: Post | None = None) -> memoryview:
+        """The next bytes, whose reads are counted in ``of``. Raises EOFError where the connection ended."""
+        data = memoryview(bytearray(size))
+        filled = 0
+        while filled < size:
+            count = self._socket.recv_into(data[filled:])
+            if not count:
+                raise EOFError
+            filled += count
+            if of is not None:
+                of.num_reads += 1
+        return data
+
+
+class Post:
+    """What this rank sends to others and gets from them, over its lines."""
+
+    def __init__(self, rank: int, count: int, on_end: Callable[[int], None] = lambda other: None) -> None:
+        """``count``: of ranks. ``on_end`` is called when the connection to another rank ended."""
+        self.rank = rank
+        self._on_end = on_end
+        self._lines: dict[int, Line] = {}
+        self._boxes: list[queue.SimpleQueue[memoryview | None]] = [queue.SimpleQueue() for _ in range(count)]
+        self._meetings = 0
+        self.num_reads = 0  # of bytes of tensors: each shows that the connection works, also where a piece takes long
+        self.waits_in: int | None = None  # the number of the tensor that it waits for; None: for none
+
+    def add(self, line: Line) -> None:
+        """Use a line from now on, and read it."""
+        self._lines[line.other] = line
+        line.read_into(self)
+
+    @property
+    def lines(self) -> Mapping[int, Line]:
+        """By the rank at the other end."""
+        return self._lines
+
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Send a tensor to another rank. Raises OSError where the connection ended."""
+        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        line = self._lines[to if self.rank == 0 else 0]
+        for first in range(0, len(data), PIECE_BYTES):
+            line.send_piece(self.rank, to, data[first : first + PIECE_BYTES])
+
+    def receive(self, into: Tensor, sender: int) -> Tensor:
+        """``into``, which is contiguous, filled by the next tensor of another rank. Raises EOFError where a connection
+        ended."""
+        data = into.view(-1).view(torch.uint8).numpy().data
+        self._meetings += 1
+        self.waits_in = self._meetings
+        filled = 0
+        while filled < len(data):
+            piece = self._boxes[sender].get()
+            if piece is None:
+                self._boxes[sender].put(None)
+                raise EOFError(f"the connection of rank {self.rank} to rank {sender} ended")
+            data[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        self.waits_in = None
+        return into
+
+    def takes(self, other: int, sender: int, to: int) -> bool:
+        """Whether rank ``other`` may send a part of a tensor of rank ``sender`` for rank ``to``."""
+        if self.rank == 0:
+            return sender == other and to != other and (to == 0 or to in self._lines)
+        return to == self.rank and sender != to and sender < len(self._boxes)
+
+    def arrived(self, sender: int, to: int, data: memoryview) -> None:
+        """A piece came over a line: it is for this rank, or is passed on."""
+        if to == self.rank:
+            self._boxes[sender].put(data)
+        else:
+            with contextlib.suppress(OSError):  # the thread that reads that line tells that it ended
+                self._lines[to].send_piece(sender, to, data)
+
+    def ended(self, other: int) -> None:
+        """The connection to another rank ended: no rank gets anything more through it."""
+        for box in self._boxes if self.rank else [self._boxes[other]]:
+            box.put(None)
+        self._on_end(other)
+
+
+class _Sent:
+    """A tensor that has left: the rank that it is for reads it at once."""
+
+    def wait(self) -> None:
+        """It has left."""
+
+
+class _Arriving:
+    """A tensor that is awaited. Those of one rank are waited for in the order in which it sends them."""
+
+    __slots__ = ("_into", "_post", "_sender")
+
+    def __init__(self, post: Post, into: Tensor, sender: int) -> None:
+        self._post, self._into, self._sender = post, into, sender
+
+    def wait(self) -> None:
+        """Until it has arrived. Raises EOFError where a connection ended."""
+        self._post.receive(self._into, self._sender)
+
+
+class PostPeers:
+    """Implements ``Peers`` for ranks on several machines."""
+
+    meeting: Final = None
+
+    def __init__(self, share: Share, post: Post) -> None:
+        self._share, self._post = share, post
+
+    @property
+    def waits_in(self) -> int | None:
+        """What tells the meeting that this rank waits in from others; None: it waits in none."""
+        return self._post.waits_in
+
+    def join(self) -> None:
+        """Every rank has its line from the start."""
+
+    def _stage(self) -> range:
+        """The ranks of this one's stage."""
+        first = self._share.stage * self._share.tensor
+        return range(first, first + self._share.tensor)
+
+    def sum(self, partial: Tensor) -> Tensor:
+        return added(self.gather(partial))
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        part, ranks, mine = part.contiguous(), self._stage(), self._share.rank
+        for other in ranks:
+            if other != mine:
+                self._post.send(part, other)
+        return [part if other == mine else self._post.receive(torch.empty_like(part), other) for other in ranks]
+
+    def concat(self, part: Tensor) -> Tensor:
+        return torch.cat(self.gather(part), dim=1)
+
+    def collect(self, part: Tensor) -> list[Tensor]:
+        part, ranks = part.contiguous(), self._stage()
+        if self._share.place:
+            self._post.send(part, ranks[0])
+            return [part]
+        return [part, *(self._post.receive(torch.empty_like(part), other) for other in ranks[1:])]
+
+    def send(self, tensor: Tensor, rank: int) -> Transfer:
+        self._post.send(tensor, rank)
+        return _Sent()
+
+    def receive(self, into: Tensor, rank: int) -> Transfer:
+        return _Arriving(self._post, into, rank)
+
+
+def report_work(line: Line, post: Post) -> None:
+    """Tell rank 0 how much the other threads of this process work, until the connection ends."""
+    this = threading.get_native_id()
+    while True:
+        worked_s = time.process_time() - time.thread_time()
+        try:
+            line.send_report(Report(0, worked_s, asleep_but_for(this), post.num_reads))
+        except OSError:
+            return
+        time.sleep(REPORT_S)

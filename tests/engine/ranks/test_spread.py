@@ -1,0 +1,332 @@
+"""Ranks on other machines than rank 0, without a network: their sockets are joined as a server and its nodes do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.ranks.test_groups import adapters, requests
+from tests.engine.test_engine import run
+
+from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from inferd.engine.engine import Engine
+from inferd.engine.load import create_backend
+from inferd.engine.ranks import rank as rank_module
+from inferd.engine.ranks.lead import Lead
+from inferd.engine.ranks.messages import build
+from inferd.engine.ranks.post import PIECE_BYTES, Line, Post
+from inferd.engine.ranks.watch import STILL_LOOKS, Report, Stillness
+from inferd.errors import ModelLoadError
+from inferd.registry.source import resolve
+
+__all__ = ["adapters"]  # a fixture
+
+
+class Elsewhere:
+    """Starts the ranks of other machines, each when rank 0 asks for its connection."""
+
+    def __init__(self, folder: Path, parallel: ParallelConfig, *options: str, source: str = "demo") -> None:
+        self.folder = folder
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._listeners: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        for rank in range(parallel.per_machine, parallel.count):
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(folder / str(rank)))
+            listener.listen()
+            self._listeners.append(listener)
+            words = ["--line", str(rank), str(parallel.count), "--source", source, "--memory", str(1 << 40), *options]
+            thread = threading.Thread(target=self._start, args=(listener, rank, words), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _start(self, listener: socket.socket, rank: int, words: list[str]) -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            connection, _ = listener.accept()
+            with connection:
+                command = [sys.executable, "-P", "-m", "inferd.engine.ranks.rank", "--fd", str(connection.fileno())]
+                self.processes[rank] = subprocess.Popen(
+                    [*command, "--parent", str(os.getpid()), *words], pass_fds=[connection.fileno()]
+                )
+
+    def __enter__(self) -> Elsewhere:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+def configured(parallel: ParallelConfig, **settings: object) -> ModelConfig:
+    return ModelConfig(
+        source="demo",
+        threads=1,
+        dtype="float32",
+        max_model_len=128,
+        parallel=parallel,
+        scheduler=SchedulerConfig(max_num_seqs=4),
+        kv_cache=KVCacheConfig(num_blocks=12),
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def answers(engine: Engine, names: dict[str, str]) -> list[list[int]]:
+    """Tokens of requests for the base and for an adapter that is loaded while the engine serves."""
+    first, second = names
+    found = run(engine, *requests("before", ("", first)))
+    engine.set_adapters(names)
+    found += run(engine, *requests("beside", ("", second)))
+    return [answer.tokens() for answer in found]
+
+
+@pytest.fixture(scope="module")
+def expected(adapters: dict[str, str]) -> list[list[int]]:
+    first = next(iter(adapters))
+    engine = create_backend("m", configured(ParallelConfig(), adapters={first: adapters[first]}), lambda *_: None)
+    try:
+        return answers(engine, adapters)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        ParallelConfig(pipeline=2, machines=2),
+        pytest.param(ParallelConfig(tensor=2, machines=2), marks=pytest.mark.thorough),
+        pytest.param(ParallelConfig(pipeline=3, machines=3), marks=pytest.mark.soak),
+        pytest.param(ParallelConfig(tensor=2, pipeline=2, machines=2), marks=pytest.mark.soak),
+        pytest.param(ParallelConfig(tensor=2, pipeline=2, machines=4), marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
+def test_machines_answer_as_one_process(
+    parallel: ParallelConfig, adapters: dict[str, str], expected: list[list[int]], tmp_path: Path
+) -> None:
+    first = next(iter(adapters))
+    with Elsewhere(tmp_path, parallel) as elsewhere:
+        config = configured(parallel, adapters={first: adapters[first]})
+        engine = create_backend("m", config, lambda *_: None, far=str(tmp_path))
+        try:
+            assert answers(engine, adapters) == expected
+        finally:
+            engine.close()
+        assert {process.wait(30) for process in elsewhere.processes.values()} <= {0, 2}
+
+
+def refused(folder: Path, *options: str, source: str = "demo") -> str:
+    """What rank 0 is told where a rank on another machine cannot be part of its group."""
+    parallel = ParallelConfig(pipeline=2, machines=2)
+    with Elsewhere(folder, parallel, *options, source=source):
+        made = Lead(configured(parallel), resolve("demo"), 1, far=str(folder))
+        try:
+            with pytest.raises(ModelLoadError) as error:
+                made.loaded(b"")
+        finally:
+            made.close()
+    return error.value.message
+
+
+@pytest.mark.thorough  # of ranks on one machine: tests/engine/ranks/test_groups.py
+def test_a_rank_with_other_kernels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.engine.ranks.lead.build", lambda: "inferd 0.0.9, kernels avx2 7.7")
+    said = refused(tmp_path)
+    assert f"rank 1: it would run {build()}, but rank 0 runs inferd 0.0.9, kernels avx2 7.7" in said
+    assert said.endswith("install the same inferd on its machine, for the same kind of processor.")
+
+
+def test_a_rank_whose_machine_lacks_memory_reads_no_weights(tmp_path: Path) -> None:
+    said = refused(tmp_path, "--memory", "1000")
+    assert said.startswith("rank 1: its part of the weights takes 4.50 MiB, and its machine has 0 B for it. Spread")
+    assert said.endswith("or let the node give more memory (inferd node --memory).")
+
+
+def test_a_rank_that_is_lost_while_it_loads_ends_the_group(tmp_path: Path) -> None:
+    """The server knows whether the machine is gone, and starts the replica anew."""
+    ended = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "1"))
+        listener.listen()
+        config = configured(ParallelConfig(pipeline=2, machines=2))
+        made = Lead(config, resolve("demo"), 1, end=ended.set, far=str(tmp_path))
+        try:
+            assert made.folder.parent == tmp_path, "the server removes it where rank 0 is killed"
+            listener.accept()[0].close()
+            with pytest.raises((EOFError, OSError)):
+                made.loaded(b"")
+        finally:
+            made.close()
+    assert ended.is_set()
+
+
+def test_only_a_server_with_nodes_starts_ranks_elsewhere() -> None:
+    with pytest.raises(ModelLoadError, match=r"parallel.machines is 2, but only a server with nodes"):
+        Lead(configured(ParallelConfig(pipeline=2, machines=2)), resolve("demo"), 1)
+
+
+STILL = Report(1, 5.0, is_asleep=True, num_reads=3)
+
+
+@pytest.mark.parametrize(
+    ("reports", "is_lost"),
+    [
+        (lambda look: replace(STILL, number=look), True),
+        (lambda look: replace(STILL, number=look, worked_s=look / 100), False),
+        (lambda look: replace(STILL, number=look, num_reads=look), False),  # a long transfer
+        (lambda look: replace(STILL, number=look, is_asleep=look % 3 > 0), False),  # it waits for a processor
+        (
+            lambda look: STILL,
+            False,
+        ),  # no report arrives: the machine may be busy, and its node tells whether it is gone
+        (lambda look: Report(), False),  # it has not begun to report
+    ],
+)
+def test_a_rank_elsewhere_is_still_where_its_reports_say_so(reports: Callable[[int], Report], *, is_lost: bool) -> None:
+    look = 1
+    stillness = Stillness([], far=[lambda: reports(look)])
+    found = []
+    for number in range(2, 4 * STILL_LOOKS):
+        look = number
+        found.append(stillness.is_lost(7))
+    assert any(found) == is_lost
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 3 * PIECE_BYTES)), max_size=6))
+@settings(max_examples=15)
+def test_tensors_reach_the_rank_that_they_are_for_in_their_order(sent: list[tuple[int, int, int]]) -> None:
+    """Also where all ranks send before any receives, and between ranks that have no connection of their own."""
+    posts = [Post(rank, 3) for rank in range(3)]
+    for rank in (1, 2):
+        ours, theirs = socket.socketpair()
+        posts[0].add(Line(ours, rank))
+        posts[rank].add(Line(theirs, 0))
+    try:
+        sent = [(sender, to, size) for sender, to, size in sent if sender != to]
+        tensors = [torch.full((size,), number, dtype=torch.uint8) for number, (_, _, size) in enumerate(sent)]
+        for (sender, to, _), tensor in zip(sent, tensors, strict=True):
+            posts[sender].send(tensor, to)
+        for (sender, to, _), tensor in zip(sent, tensors, strict=True):
+            assert torch.equal(posts[to].receive(torch.empty_like(tensor), sender), tensor)
+    finally:
+        for post in posts:
+            for line in post.lines.values():
+                line.close()
+    with pytest.raises(EOFError):
+        posts[2].receive(torch.empty(1), 1)
+
+
+def test_the_rank_that_is_lost_is_named_and_not_one_that_sends_to_it() -> None:
+    ended: list[int] = []
+    is_told = threading.Event()
+
+    def on_end(other: int) -> None:
+        ended.append(other)
+        is_told.set()
+
+    posts = [Post(0, 3, on_end), Post(1, 3), Post(2, 3)]
+    for rank in (1, 2):
+        ours, theirs = socket.socketpair()
+        posts[0].add(Line(ours, rank))
+        posts[rank].add(Line(theirs, 0))
+    try:
+        posts[2].lines[0].close()
+        assert is_told.wait(30)
+        posts[1].send(torch.zeros(3), 2)
+        posts[1].send(torch.ones(3), 0)
+        assert torch.equal(posts[0].receive(torch.empty(3), 1), torch.ones(3)), "its connection is as it was"
+        assert ended == [2]
+    finally:
+        for post in posts:
+            for line in post.lines.values():
+                line.close()
+
+
+def test_a_part_of_a_tensor_that_takes_long_is_no_stillness() -> None:
+    """At 2 Mbit/s it takes a second."""
+    post = Post(0, 2)
+    ours, theirs = socket.socketpair()
+    post.add(Line(ours, 1))
+    with theirs:
+        theirs.sendall(struct.pack("<IBHH", 3, 1, 1, 0))
+        for number in range(1, 4):
+            theirs.sendall(b"1")
+            deadline = time.monotonic() + 30
+            while post.num_reads < number and time.monotonic() < deadline:
+                time.sleep(0.001)
+            assert post.num_reads == number
+        assert post.receive(torch.empty(3, dtype=torch.uint8), 1).tolist() == [ord("1")] * 3
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        (1 << 31, 0, 0, 0),  # a message of 2 GiB
+        (1 << 31, 1, 1, 0),
+        (4, 1, 2, 0),  # as if it were another rank
+        (4, 1, 1, 1),
+        (4, 1, 1, 9),
+        (4, 2, 0, 0),  # a report of four bytes
+        (4, 7, 0, 0),
+    ],
+)
+def test_what_no_rank_sends_ends_its_connection(head: tuple[int, int, int, int]) -> None:
+    ended = threading.Event()
+    post = Post(0, 3, lambda other: ended.set())
+    ours, theirs = socket.socketpair()
+    beside, far = socket.socketpair()
+    with theirs, far:
+        post.add(Line(ours, 1))
+        post.add(Line(beside, 2))
+        theirs.sendall(struct.pack("<IBHH", *head) + b"1234")
+        assert ended.wait(30)
+        with pytest.raises(EOFError):
+            post.receive(torch.empty(1), 1)
+        post.lines[2].close()
+
+
+def test_a_rank_that_cannot_load_stays_until_rank_0_has_read_why(tmp_path: Path) -> None:
+    """The server ends a group with the first rank that ends, and rank 0 may still be reading its weights."""
+    parallel = ParallelConfig(pipeline=2, machines=2)
+    with Elsewhere(tmp_path, parallel, "--memory", "1000") as elsewhere:
+        made = Lead(configured(parallel), resolve("demo"), 1, far=str(tmp_path))
+        try:
+            with pytest.raises(ModelLoadError, match="its part of the weights takes"):
+                made.loaded(b"")
+            with pytest.raises(subprocess.TimeoutExpired):
+                elsewhere.processes[1].wait(0.5)
+        finally:
+            made.close()
+        assert elsewhere.processes[1].wait(30) == rank_module.EXIT_LOAD_FAILED
+
+
+def test_ranks_beside_each_other_on_a_node_share_what_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.engine.ranks.rank.rss_bytes", lambda pid: 30)
+    monkeypatch.setattr("inferd.engine.ranks.rank.available_bytes", lambda: 1000)
+    node = rank_module.Elsewhere("demo", 200)
+    assert (node.given_bytes(1), node.free_bytes(1)) == (170, 170)
+    assert (node.given_bytes(2), node.free_bytes(2)) == (70, 140)
+    monkeypatch.setattr("inferd.engine.ranks.rank.available_bytes", lambda: 100)
+    assert node.free_bytes(2) == 100
+
+
+def test_a_rank_on_a_node_computes_with_the_threads_that_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.engine.ranks.rank.num_threads", lambda ranks: 8 // ranks)
+    assert rank_module.Elsewhere("demo", 1).num_threads(2) == 4
+    assert rank_module.Elsewhere("demo", 1, 3).num_threads(2) == 3
