@@ -97,8 +97,3 @@ class AnswerForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def may_be_any_text(self) -> bool:
         """Whether nothing says what the answer must be."""
         return self.constraint is None and (self.tools is None or self.tools.mode != "required")
-
-    @property
-    def replaces_tokens(self) -> bool:
-        """Whether another token than the model's may follow, although the grammar allows both."""
-        return self.fit or self.reasoning_budget is not None

@@ -146,3 +146,14 @@ class UsesIdleTime(Protocol):
     def use_idle_time(self) -> bool:
         """Work for a few milliseconds; False when nothing is left. Called from the thread that calls ``step``."""
         ...
+
+
+@runtime_checkable
+class PausesSteps(Protocol):
+    """A backend whose steps can pause while they compute work that may wait."""
+
+    def pause_steps_when(self, has_arrived: Callable[[], bool]) -> None:
+        """``step`` may return without counts, before it is whole, where ``has_arrived`` is true: work waits to be added
+        that may precede it. Later calls of ``step`` compute such work first, and then go on. Called before the first
+        step."""
+        ...

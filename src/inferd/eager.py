@@ -47,14 +47,16 @@ class _Rest(Coroutine[Any, Any, None]):
     def send(self, value: Any) -> Any:
         if self._is_yielded:
             return self._coroutine.send(value)
+        return self._first_awaited()
+
+    def _first_awaited(self) -> Any:
         self._is_yielded = True
         awaited, self._awaited = self._awaited, None
         return awaited
 
     def throw(self, *error: Any) -> Any:
         if not self._is_yielded:
-            self._is_yielded = True
-            awaited, self._awaited = self._awaited, None
+            awaited = self._first_awaited()
             # A cancelled task cancels what it waits for. This task was cancelled before it received ``awaited``.
             if isinstance(error[0], asyncio.CancelledError) and awaited is not None and awaited.cancel(*error[0].args):
                 return awaited

@@ -235,6 +235,13 @@ class GatewaysCompared(msgspec.Struct, frozen=True, kw_only=True):
     num_differing: int  # whose settings are not those of this one
 
 
+class HintsExchanged(msgspec.Struct, frozen=True, kw_only=True):
+    """Hints were exchanged with the other gateways of the database. ``counts``: since the last event, by what became of
+    them (the fields of ``router.hints.HintReport``)."""
+
+    counts: dict[str, int]
+
+
 class StoredCounted(msgspec.Struct, frozen=True, kw_only=True):
     """What is stored of responses and conversations in the database, of all tenants and all servers that share it."""
 
@@ -438,6 +445,7 @@ Event = (
     | ConfigReloaded
     | StateChanged
     | GatewaysCompared
+    | HintsExchanged
     | StoredCounted
     | StoredDropped
     | JobsCounted

@@ -579,6 +579,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str = ""  # instruction set of the compiled kernels; none: only torch computes it; empty: unknown
     is_decoupled: bool = False  # one request may have several answers
     adapters: dict[str, AdapterState] = {}  # by name, as they were when the model was loaded
+    rank_pids: tuple[int, ...] = ()  # processes of its other ranks on the worker's machine
 
 
 class StepParts(msgspec.Struct, frozen=True, array_like=True):
@@ -586,7 +587,7 @@ class StepParts(msgspec.Struct, frozen=True, array_like=True):
 
     schedule: float = 0.0  # choosing sequences, and bookkeeping after the step
     speculate: float = 0.0  # guessing next tokens
-    masks: float = 0.0  # of constrained answers: what the forward pass did not hide
+    masks: float = 0.0  # of constrained answers, where a drawn token was not known to be allowed
     batch: float = 0.0  # building the arrays of the step
     forward: float = 0.0  # the model's layers
     logits: float = 0.0

@@ -15,6 +15,7 @@ from inferd import __version__, clock
 from inferd.app.adapters import AdapterActions
 from inferd.app.departure import Departure
 from inferd.app.energy_report import energy_report
+from inferd.app.hint_exchange import HintExchange
 from inferd.app.reload import Reloader
 from inferd.autoscale.controller import Autoscaler
 from inferd.config import Config, ModelConfig, VersionsConfig
@@ -38,6 +39,7 @@ from inferd.nodes.listener import NewToken, NodeReport, NodesListener
 from inferd.observe.devices import Devices
 from inferd.observe.startup import LoadReport, Startup, StartupReport
 from inferd.rollout.rollouts import Rollouts
+from inferd.router.hints import HintReport
 from inferd.router.router import Router
 from inferd.router.status import ModelStatus, ReplicaStatus
 from inferd.state.group import Group
@@ -111,10 +113,12 @@ class Actions:
         jobs: JobStore | None = None,
         nodes: NodesListener | None = None,
         group: Group | None = None,
+        hints: HintExchange | None = None,
         *,
         adapters: AdapterActions,
     ) -> None:
         self._group = group
+        self._hints = hints
         self.adapters = adapters
         self._jobs = jobs
         self._stored = stored
@@ -160,6 +164,7 @@ class Actions:
             jobs=[] if self._jobs is None else [_job(each) for each in self._jobs.reports()],
             nodes=list(self.nodes.reports()),
             gateways=[] if self._group is None else list(self._group.reports),
+            hints=None if self._hints is None or self._hints.report == HintReport() else self._hints.report,
         )
 
     def startup(self) -> StartupReport:
@@ -293,6 +298,7 @@ def _replica(replica: ReplicaStatus, load: LoadReport | None, info: ModelInfo | 
         planned_bytes=info.memory.total_bytes if info is not None and is_planned else 0,
         pid=replica.pid,
         node=replica.node,
+        rank_nodes=replica.rank_nodes,
         load=load,
         artifact=replica.artifact,
         detail=replica.detail,

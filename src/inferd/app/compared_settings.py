@@ -22,7 +22,7 @@ OWN_SECTIONS: Final = frozenset({"nodes", "devices", "tracing"})
 
 OWN_SETTINGS: Final = frozenset(
     {
-        *(f"server.{field}" for field in ("host", "port", "grpc_port", "tls", "reload", "memory_bytes")),
+        *(f"server.{field}" for field in ("host", "port", "grpc_port", "tls", "reload", "memory_bytes", "devices")),
         *(f"server.{field}" for field in ("access_log", "log_format", "log_level", "log_file", "log_speed")),
         *(f"server.{field}" for field in ("request_records", "max_connections")),
         "state.url",  # gateways that compare themselves have one database

@@ -332,6 +332,7 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
         follows = reloader.look_soon if reloader is not None and config.server.reload else None
         path = None if source is None else source.path
         address = _address(config.server, ports.http.getsockname()[1])
+        hints = HintExchange(router, HintTable(control.state, control.presence), group, emit)
         actions = Actions(
             *(router, control, departure, reloader, lambda: site.divided, site.override, path, address, devices),
             startup=observer.startup,
@@ -344,10 +345,11 @@ async def serve(config: Config, options: ServeOptions = ServeOptions()) -> int:
             jobs=job_store,
             nodes=nodes,
             group=group,
+            hints=hints,
             adapters=AdapterActions(runtime_adapters, router, lambda: site.config),
         )
         await site.adapt(runtime_adapters.rows)
-        telling = asyncio.create_task(HintExchange(router, HintTable(control.state, control.presence), group).keep())
+        telling = asyncio.create_task(hints.keep())
         stack.callback(telling.cancel)
         following_adapters = asyncio.create_task(runtime_adapters.keep())
         stack.callback(following_adapters.cancel)
@@ -725,9 +727,9 @@ def _listening(tls: Tls | None, protocol: str) -> ssl.SSLContext | None:
 
 
 def _bound(config: Config) -> Config:
-    """The configuration with every model bound to its part of the memory budget, if there is one. Raises ConfigError
+    """The configuration with every model bound to its part of the memory budgets, if there are any. Raises ConfigError
     when the models do not fit."""
-    if config.server.memory_bytes is None:
+    if config.server.memory_bytes is None and config.server.devices.memory_bytes is None:
         return config
     from inferd.planning.memory import bind  # most servers have no budget
 

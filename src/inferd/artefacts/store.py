@@ -191,7 +191,10 @@ def _keep(entry: Path) -> None:
     """Hold a shared lock of an entry until the process ends, and note its use. Raises OSError."""
     while not _is_held(entry):
         entry.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(entry, _OPEN)
+        try:
+            descriptor = os.open(entry, _OPEN)
+        except FileNotFoundError:  # another process took it for one that nothing uses, and removed it
+            continue
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), entry.stat()):

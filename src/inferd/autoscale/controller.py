@@ -219,7 +219,7 @@ class Autoscaler:
         limit, limited_by = model.spec.most, "scaling.max"
         # A replica whose threads have no core of their own takes it from another one.
         if demand.num_threads and demand.num_cores and not model.config.device.startswith("cuda"):
-            by_cores = max(1, demand.num_cores // demand.num_threads)
+            by_cores = demand.num_cores // demand.num_threads
             if by_cores < limit:
                 limit, limited_by = by_cores, f"the number of cores ({demand.num_cores})"
         if model.limit is not None and now >= model.limit.until:
@@ -247,16 +247,16 @@ class Autoscaler:
         )
 
     async def _scale(self, name: str, model: _Model, decision: Decision, demand: Demand) -> None:
-        count, now = decision.desired, self._now()
+        count, now, limited_by = decision.desired, self._now(), "the memory"
         try:
             allowed = await self._replicas.scale(name, count)
         except InferdError as error:
             _log.warning("%s cannot have %d replicas: %s", name, count, error.message)
-            allowed = decision.current
+            allowed, limited_by = decision.current, "a refused change of its replicas"
         finally:
             del self._tasks[name]
         if allowed < count:
-            model.limit = _Limit(allowed, now + RETRY_MEMORY_S, "the memory")
+            model.limit = _Limit(allowed, now + RETRY_MEMORY_S, limited_by)
         if allowed == decision.current:
             return
         change = Change(

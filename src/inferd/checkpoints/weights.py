@@ -79,10 +79,8 @@ class Weights:
         keep_integers: Callable[[Layout], bool] | None = None,
         rule: Rule = UNTOUCHED,
         weight_cache: WeightCache | None = None,
-        cut: Callable[[str, Tensor], Tensor] | None = None,
     ) -> None:
-        """``quantization``: what the checkpoint's configuration declares. ``cut``: gives the part of a stored tensor
-        that is read, by the name that it is asked for with; None: the whole.
+        """``quantization``: what the checkpoint's configuration declares.
 
         ``keep_integers``: the weights of which ``integers`` returns the integers (None: all); others become numbers in
         the model's format. ``rule``: the form that products of numbers take. ``weight_cache``: products that were made
@@ -106,7 +104,7 @@ class Weights:
         self._keep = keep_integers
         self._rule = rule
         self.weight_cache = weight_cache
-        self._cut = cut
+        self._cut: Callable[[str, Tensor], Tensor] | None = None
         if quantization is not None:
             table: dict[str, Entry] = {name: file.table[name] for name, file in self._where.items()}
             self._layouts = layouts(quantization, table, str(folder))
@@ -123,6 +121,11 @@ class Weights:
     def rename(self, asked: str, stored: str) -> None:
         """From now on the name ``asked`` + x means the stored tensor ``stored`` + x."""
         self._asked, self._prefix = asked, stored
+
+    def cut_by(self, cut: Callable[[str, Tensor], Tensor] | None) -> None:
+        """From now on only a part of each tensor is read, which ``cut`` gives of the stored one by the name that it is
+        asked for with; None: the whole."""
+        self._cut = cut
 
     def __contains__(self, name: str) -> bool:
         stored = self._stored(name)
@@ -173,9 +176,14 @@ class Weights:
         if len(known) != len(parts) or len({(layout.bits, layout.num_groups) for layout in known}) != 1:
             return None
         for layout, (name, rows) in zip(known, parts, strict=True):
-            one = self._read_layout(layout, f"{name}.weight", (rows, width))
+            if self._cut is None:
+                self._check_shape(layout, (layout.out_features, layout.in_features), (rows, width))
+            one = self._read_layout(layout)
             if isinstance(one, Tensor) or (found and not one.is_ordered_like(found[0])):
                 return None
+            if self._cut is not None:
+                one = one.cut(partial(self._cut, f"{name}.weight"))
+                self._check_shape(layout, one.values.shape, (rows, width))
             found.append(one)
         for layout, (_, rows) in zip(known, parts, strict=True):
             self._count(layout, layout.held_bytes * rows * width // (layout.out_features * layout.in_features))
@@ -197,23 +205,21 @@ class Weights:
         layout = self._layouts.get(self._stored(name).removesuffix(".weight")) if name.endswith(".weight") else None
         if layout is None:
             return self._raw(name, shape)
-        found = self._read_layout(layout, name, shape)
-        self._count(layout, math.prod(shape) * self.dtype.itemsize)
-        return found.dense().to(self.dtype) if isinstance(found, QuantizedWeight) else found
-
-    def _read_layout(self, layout: Layout, name: str, shape: tuple[int, ...]) -> QuantizedWeight | Tensor:
-        """``name``: which the weight is asked for with; ``shape``: of the part that is read."""
         if self._cut is None:
             self._check_shape(layout, (layout.out_features, layout.in_features), shape)
+        found = self._read_layout(layout)
+        numbers = found.dense().to(self.dtype) if isinstance(found, QuantizedWeight) else found
+        if self._cut is not None:
+            numbers = self._cut(name, numbers)
+            self._check_shape(layout, numbers.shape, shape)
+        self._count(layout, math.prod(shape) * self.dtype.itemsize)
+        return numbers
+
+    def _read_layout(self, layout: Layout) -> QuantizedWeight | Tensor:
+        """The whole matrix."""
         if layout.is_integer:
-            found = read_integers(layout, self._zero_offset, self._part, str(self.folder))
-        else:
-            found = read_fp8(layout, self._part, str(self.folder))
-        if self._cut is None:
-            return found
-        part = found.cut(partial(self._cut, name)) if isinstance(found, QuantizedWeight) else self._cut(name, found)
-        self._check_shape(layout, part.values.shape if isinstance(part, QuantizedWeight) else part.shape, shape)
-        return part
+            return read_integers(layout, self._zero_offset, self._part, str(self.folder))
+        return read_fp8(layout, self._part, str(self.folder))
 
     def _check_shape(self, layout: Layout, found: Sequence[int], shape: Sequence[int]) -> None:
         if tuple(found) != tuple(shape):

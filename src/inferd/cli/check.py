@@ -32,6 +32,7 @@ from inferd.tenancy.door import is_loopback
 
 if TYPE_CHECKING:
     from inferd.planning.memory import MemoryEstimate, Plan
+    from inferd.planning.placing import Placed
 
 NOT_CHECKED: Final = 3
 """Exit code: no problem was found, but not everything could be checked."""
@@ -500,10 +501,43 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
             out.print(f"{model.name} has replicas with roles: {model.roles}.", markup=False)
         if model.layout:
             out.print(f"{model.name} is divided among {model.layout}; the figures are of all ranks.", markup=False)
+        if model.parallel.machines > 1:
+            out.print(spread_line(model), markup=False)
+        if model.placed is not None:
+            for line in placed_lines(model.name, model.placed):
+                out.print(line, markup=False)
         if model.checkpoint:
             out.print(f"{model.name} is a quantised checkpoint: {model.checkpoint}.", markup=False)
         if model.rope_factors:
             out.print(f"{model.name}: {model.rope_factors}.", markup=False)
+
+
+def spread_line(model: MemoryEstimate) -> str:
+    """Where the ranks of a model on several machines will be, and what each machine must have."""
+    parallel = model.parallel
+    own = "rank 0" if parallel.per_machine == 1 else f"ranks 0 to {parallel.per_machine - 1}"
+    others = (
+        f"rank {parallel.count - 1}"
+        if parallel.count - parallel.per_machine == 1
+        else (f"ranks {parallel.per_machine} to {parallel.count - 1}")
+    )
+    nodes = "a node" if parallel.machines == 2 else f"{parallel.machines - 1} nodes, {parallel.per_machine} on each"
+    each = bytes_text(model.here_bytes)
+    return f"{model.name} has {own} on this machine and {others} on {nodes} that join; each machine needs about {each}."
+
+
+def placed_lines(name: str, placed: Placed) -> list[str]:
+    """Where the ranks of a model are, and why it takes no fewer devices."""
+    rank = placed.fullest
+    numbers = sorted({one.device for one in placed.ranks})
+    where = f"device {numbers[0]}" if len(numbers) == 1 else f"devices {', '.join(map(str, numbers))}"
+    used = f"{bytes_text(rank.total_bytes)} of {bytes_text(rank.room_bytes)}"
+    return [
+        f"{name} is on {where}; the fullest rank takes {used}: "
+        f"weights {bytes_text(rank.weights_bytes)}, KV cache {bytes_text(rank.kv_bytes)}, process "
+        f"{bytes_text(rank.process_bytes)}.",
+        *(f"  {sentence}" for sentence in placed.not_fewer),
+    ]
 
 
 def _rows_text(model: MemoryEstimate) -> str:

@@ -37,7 +37,7 @@ _RELAYED: Final = frozenset(("generate", "embed", "rerank", "score"))
 
 
 @click.command("serve", cls=Sectioned)
-@click.argument("source", default="demo")
+@click.argument("sources", metavar="[SOURCE]", nargs=-1)
 @click.option(
     "--name", default=None, help="Name that clients use for the model.  [default: the folder's name, or the hub id]"
 )
@@ -48,7 +48,7 @@ _RELAYED: Final = frozenset(("generate", "embed", "rerank", "score"))
 )
 @server_flags
 @model_flags
-def command(source: str, name: str | None, insecure_no_auth: bool, **flags: object) -> int:
+def command(sources: tuple[str, ...], name: str | None, insecure_no_auth: bool, **flags: object) -> int:
     """Serve a model, or everything in a config file.
 
     SOURCE is a folder, a model file (ONNX, .pt2, skops, XGBoost, LightGBM), a Python class (module:Class) or a Hugging
@@ -68,6 +68,12 @@ def command(source: str, name: str | None, insecure_no_auth: bool, **flags: obje
 
     Then talk to it: inferd chat, or any OpenAI client with base URL http://127.0.0.1:8000/v1.
     """
+    if len(sources) > 1:
+        raise click.UsageError(
+            f"SOURCE is one model, not {len(sources)} ({', '.join(sources)}); name several in a file, each below "
+            "models: with its source, and serve that file."
+        )
+    source = sources[0] if sources else CHAT
     if insecure_no_auth:
         if flags.get("auth") not in (None, "off"):
             raise click.UsageError(f"--insecure-no-auth and --auth {flags['auth']} contradict each other; keep one.")

@@ -12,6 +12,8 @@ are filled in where the set is run.
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -38,6 +40,8 @@ class GoldenItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 _decoder: Final = msgspec.json.Decoder(GoldenItem)
+_NAMED_MODEL: Final = re.compile(r"(?P<before>/v[12]/models/)(?!MODEL(?:[/:]|$))(?P<name>[^/:]+)(?:/versions/[^/]*)?")
+_UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.(?P<at>\w+)`)?$", re.DOTALL)
 
 
 def read_golden(text: str, source: str) -> list[GoldenItem]:
@@ -51,11 +55,9 @@ def read_golden(text: str, source: str) -> list[GoldenItem]:
         try:
             item = _decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise ConfigError(
-                f"{place}: {error}; write a JSON object with path, request and what is expected."
-            ) from None
-        if not item.path.startswith("/"):
-            raise ConfigError(f"{place}: path is {item.path[:64]!r}; write the route's path: /v1/chat/completions.")
+            raise ConfigError(f"{place}: {problem_of_line(error, GoldenItem)}.") from None
+        if problem := path_problem(item.path):
+            raise ConfigError(f"{place}: {problem}.")
         if item.contains is None and item.equals is None and item.label is None:
             raise ConfigError(f"{place}: nothing is expected; add contains, equals or label.")
         if item.request.get("stream"):
@@ -69,6 +71,40 @@ def read_golden(text: str, source: str) -> list[GoldenItem]:
     if not found:
         raise ConfigError(f"{source}: the golden set is empty; write one item per line.")
     return found
+
+
+def path_problem(path: str) -> str:
+    """What is wrong with the path of a line, without a period; empty: nothing."""
+    if not path.startswith("/"):
+        return f"path is {path[:64]!r}; write the route's path: /v1/chat/completions"
+    named = _NAMED_MODEL.match(path)
+    if named is None:
+        return ""
+    return (
+        f"path names the model {named['name'][:64]!r}; write {named['before']}MODEL{path[named.end() :][:64]}, where the "
+        "model that is asked is filled in"
+    )
+
+
+def problem_of_line(error: msgspec.DecodeError, form: type[msgspec.Struct]) -> str:
+    """What is wrong with a line that has not the form ``form``, and what may stand there; without a period."""
+    unknown = _UNKNOWN.match(str(error))
+    if unknown is None:
+        return f"{error}; write a JSON object with {', '.join(form.__struct_fields__)}, as far as the case needs them"
+    name, at = unknown["name"], unknown["at"]
+    fields = _fields_of(form, at) if at else form.__struct_fields__
+    close = difflib.get_close_matches(name, fields, n=1)
+    remedy = f"did you mean {close[0]!r}?" if close else "leave it out."
+    return f"the field {name[:64]!r}{f' of {at}' if at else ''} is unknown; {remedy} There are {', '.join(fields)}"
+
+
+def _fields_of(form: type[msgspec.Struct], name: str) -> Sequence[str]:
+    """The fields of the object that is a field of a line."""
+    line = msgspec.inspect.type_info(form)
+    assert isinstance(line, msgspec.inspect.StructType)
+    found = next(field.type for field in line.fields if field.name == name)
+    kinds = found.types if isinstance(found, msgspec.inspect.UnionType) else (found,)
+    return next([field.name for field in kind.fields] for kind in kinds if isinstance(kind, msgspec.inspect.StructType))
 
 
 def unmet(item: GoldenItem, answer: Answer, tolerance: Tolerance = DEFAULT_TOLERANCE) -> str | None:

@@ -26,6 +26,20 @@ class ParallelConfig(Section, frozen=True, kw_only=True):
         int, Meta(description="Ranks that divide each layer, by heads and by inner columns.", ge=1, le=64)
     ] = 1
     pipeline: Annotated[int, Meta(description="Stages of consecutive layers, one after the other.", ge=1, le=64)] = 1
+    machines: Annotated[
+        int,
+        Meta(
+            description="Machines over which the ranks are spread, in equal numbers: this one and nodes that joined "
+            "(docs/parallel.md). 1: all are on the machine of the worker.",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
+
+    @property
+    def per_machine(self) -> int:
+        """Ranks on each machine; neighbours are on one."""
+        return self.count // self.machines
 
     @property
     def count(self) -> int:
@@ -37,7 +51,8 @@ class ParallelConfig(Section, frozen=True, kw_only=True):
         """The layout in words; empty: one process."""
         if self.count == 1:
             return ""
-        return f"{self.count} ranks (tensor {self.tensor} x pipeline {self.pipeline})"
+        spread = f" on {self.machines} machines" if self.machines > 1 else ""
+        return f"{self.count} ranks (tensor {self.tensor} x pipeline {self.pipeline}){spread}"
 
 
 class KVCacheConfig(Section, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from inferd.config.server import (
     TenantConfig,
 )
 from inferd.config.tracing import TracingConfig
-from inferd.config.tree import Problem, check, dotted
+from inferd.config.tree import Problem, check, dotted, long_form
 from inferd.config.versioning import MlflowConfig, RegistryConfig
 from inferd.config.versions import expand_versions
 from inferd.config.yaml_file import read_yaml
@@ -46,10 +46,13 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
 
     Raises one ConfigError that lists every problem with its path, its value and what is allowed.
     """
-    tree = read_yaml(path) if path is not None else {}
+    file = read_yaml(path) if path is not None else {}
     origins: Origins = {}
-    _merge(tree, settings_of(env, _names(tree, overrides), origins))
-    _merge(tree, overrides)
+    tree: _Tree = {}
+    for source in (file, settings_of(env, _names(file, overrides), origins), overrides):
+        long = long_form(Config, source)
+        assert isinstance(long, dict)
+        _merge(tree, long)
     checked, problems = check(Config, tree)
     problems += _beyond_types(checked, env)
     where = str(path) if path is not None else None

@@ -192,6 +192,13 @@ class ScalingConfig(Section, frozen=True, kw_only=True):
             "max: the next replica starts in it. It takes the memory of the libraries."
         ),
     ] = False
+    spare_memory: Annotated[
+        bool,
+        Meta(
+            description="The spare process also holds the memory that the weights of a model that generates will take. "
+            "For virtual machines whose host finds memory slowly."
+        ),
+    ] = False
     target: ScalingTargetConfig = ScalingTargetConfig()
     down_after_s: Annotated[
         float,

@@ -63,6 +63,7 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
         yield from _scaling(("models", name), model)
         yield from _roles(("models", name), model)
         yield from _placement(("models", name), model, config)
+        yield from _machines(("models", name), model, config)
     yield from _adapters(config)
     yield from _registry(config)
     yield from _payloads(config)
@@ -144,6 +145,33 @@ def _placement(here: Place, model: ModelConfig, config: Config) -> Iterator[Prob
             (*here, "placement"),
             "its replicas run on nodes alone, and none can join; set nodes.listen to HOST:PORT, or leave this out.",
         )
+
+
+def _machines(here: Place, model: ModelConfig, config: Config) -> Iterator[Problem]:
+    """Everything wrong with ranks on several machines. ``here``: the model's place."""
+    parallel, at = model.parallel, (*here, "parallel", "machines")
+    if parallel.machines == 1 or model.is_remote:
+        return
+    if parallel.count % parallel.machines:
+        yield Problem(
+            at,
+            f"{parallel.machines}, but {parallel.count} ranks (tensor {parallel.tensor} x pipeline "
+            f"{parallel.pipeline}) do not divide by it; take another number of machines or of ranks.",
+        )
+    if config.nodes.listen is None:
+        yield Problem(at, "ranks on other machines run on nodes, and none can join; set nodes.listen to HOST:PORT.")
+    if model.placement.nodes != "any":
+        yield Problem(
+            (*here, "placement", "nodes"),
+            f"{model.placement.nodes}, but a replica on several machines begins on this one; leave it out. Labels say "
+            "which nodes may have the other ranks.",
+        )
+    if config.server.devices.memory_bytes is not None:
+        yield Problem(at, "server.devices places all ranks on this machine; leave one of the two settings out.")
+    if model.scaling is not None:
+        yield Problem((*here, "scaling"), "replicas on several machines do not follow the load yet; set replicas.")
+    if model.verify is not None:
+        yield Problem((*here, "verify"), "files on other machines are not verified yet; leave verify or machines out.")
 
 
 def _payloads(config: Config) -> Iterator[Problem]:
@@ -398,6 +426,8 @@ def _scaling(here: Place, model: ModelConfig) -> Iterator[Problem]:
             (*here, "replicas"),
             "scaling is given as well; keep replicas for a fixed number, or scaling for one that follows the load.",
         )
+    if scaling.spare_memory and not scaling.spare:
+        yield Problem((*at, "spare_memory"), "it is memory of the spare process; set scaling.spare to true as well.")
     if scaling.min > 0 and model.load == "on_demand":
         yield Problem(
             (*here, "load"),
@@ -513,7 +543,9 @@ def _unreadable(path: str, what: str) -> str | None:
 
 def _memory(config: Config) -> Iterator[Problem]:
     """Memory budgets that contradict each other for any models."""
-    whole = config.server.memory_bytes
+    whole, devices = config.server.memory_bytes, config.server.devices
+    if devices.memory_bytes is None and (devices.count > 1 or devices.linked is not None):
+        yield Problem(("server", "devices", "memory_bytes"), "missing; say how much memory each of the devices has.")
     for name, model in config.models.items():
         if model.memory_fraction is None:
             continue

@@ -30,6 +30,23 @@ class TlsConfig(Section, frozen=True, kw_only=True):
     ] = None
 
 
+class ServerDevicesConfig(Section, frozen=True, kw_only=True):
+    """Budgets of memory, as of NUMA nodes: a replica on processors that exceeds one is divided among several."""
+
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Memory of each device; unset: a replica may take what the machine leaves."),
+    ] = None
+    count: Annotated[int, Meta(description="Devices that replicas may be placed on.", ge=1, le=64)] = 1
+    linked: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | None,
+        Meta(
+            description="Devices that fast links join, counted from the first; a layer is divided within them. Unset: "
+            "all of them."
+        ),
+    ] = None
+
+
 class ServerConfig(Section, frozen=True, kw_only=True):
     """Where the server listens and how it behaves towards clients."""
 
@@ -120,6 +137,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
             "least recently used on-demand model leaves. Unset: the machine's memory."
         ),
     ] = None
+    devices: ServerDevicesConfig = ServerDevicesConfig()
     send_timeout_s: Annotated[
         float,
         Meta(description="A client that reads no byte of its answer for this long is disconnected.", gt=0),

@@ -7,6 +7,7 @@ own decoder stops at the first problem; the operator needs all of them at once.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -90,9 +91,15 @@ def dotted(path: Path) -> str:
     return text
 
 
+@functools.cache
+def _type_of(cls: type[msgspec.Struct]) -> inspect.Type:
+    """The type with all below it, which takes msgspec some ten milliseconds for the whole configuration."""
+    return inspect.type_info(cls)
+
+
 def branches(cls: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterator[Branch]:
     """Every section of a tree, outermost first, in the order of the fields."""
-    yield from _branches(_struct(inspect.type_info(cls)), path)
+    yield from _branches(_struct(_type_of(cls)), path)
 
 
 def _branches(node: inspect.StructType, path: tuple[str, ...]) -> Iterator[Branch]:
@@ -118,8 +125,29 @@ def _branches(node: inspect.StructType, path: tuple[str, ...]) -> Iterator[Branc
 def check(cls: type[msgspec.Struct], document: object) -> tuple[object, list[Problem]]:
     """The document with texts and sizes turned into values, and everything that is wrong with it."""
     problems: list[Problem] = []
-    value = _check(inspect.type_info(cls), document, (), problems)
+    value = _check(_type_of(cls), long_form(cls, document), (), problems)
     return value, problems
+
+
+def long_form(cls: type[msgspec.Struct], document: object) -> object:
+    """The document with a section in place of each text that is short for one, so that documents can be merged."""
+    return _long_form(_type_of(cls), document)
+
+
+def _long_form(node: inspect.Type, value: object) -> object:
+    bare = _unwrap(node)[0]
+    if isinstance(bare, inspect.StructType):
+        short: str = getattr(bare.cls, "short", "")
+        if short and isinstance(value, str):
+            return {short: value}
+        types = {field.encode_name: field.type for field in bare.fields}
+        if _is_mapping(value):
+            return {key: _long_form(types[key], item) if key in types else item for key, item in value.items()}
+    elif isinstance(bare, inspect.DictType) and _is_mapping(value):
+        return {key: _long_form(bare.value_type, item) for key, item in value.items()}
+    elif (item_type := _item_type(bare)) is not None and isinstance(value, list):
+        return [_long_form(item_type, item) for item in value]
+    return value
 
 
 def parse(leaf: Leaf, value: object) -> object:
@@ -211,9 +239,6 @@ def _check_struct(node: inspect.StructType, value: object, path: Path, problems:
     names = [field.encode_name for field in node.fields]
     if value is None:
         value = {}  # a section whose fields are all commented out
-    short: str = getattr(node.cls, "short", "")
-    if short and isinstance(value, str):
-        value = {short: value}
     if not _is_mapping(value):
         problems.append(_bad(path, value, "a section with the fields " + ", ".join(names)))
         return value

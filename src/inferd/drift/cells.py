@@ -7,6 +7,7 @@ is counted, which the exact test needs.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections import Counter
@@ -73,6 +74,32 @@ def chosen_cells(values: Sequence[Value]) -> Cells:
     return Cells(edges=tuple(sorted(edges)))
 
 
+def cell_words(cells: Cells) -> list[str]:
+    """What is in each cell: "up to 12", "above 12 up to 20", "from 3 below 5", "4", a name, or "others"."""
+    if cells.edges is None:
+        assert cells.names is not None, "cells have edges or names"
+        return [*cells.names, "others"]
+    bounds = [_bound(edge) for edge in cells.edges]
+    words = [f"{'up to' if bounds[0].is_in_lower else 'below'} {bounds[0].shown}"]
+    for low, high in itertools.pairwise(bounds):
+        if low.shown == high.shown and not low.is_in_lower:
+            words.append(low.shown)  # the edges enclose this number alone
+            continue
+        begin, end = "above" if low.is_in_lower else "from", "up to" if high.is_in_lower else "below"
+        words.append(f"{begin} {low.shown} {end} {high.shown}")
+    return [*words, f"{'above' if bounds[-1].is_in_lower else 'from'} {bounds[-1].shown}"]
+
+
+class _Bound(NamedTuple):
+    shown: str
+    is_in_lower: bool  # whether the number that is shown is in the cell below the edge
+
+
+def _bound(edge: float) -> _Bound:
+    shown = float(f"{edge:.6g}")
+    return _Bound(f"{shown:.6g}", shown <= edge)
+
+
 def compared(cells: Cells, reference: Sequence[int], window: Sequence[int]) -> Iterator[Compared]:
     """What a window is compared with its reference in: the names, or the numbers up to each edge.
 
@@ -96,5 +123,5 @@ def num_compared(cells: Cells) -> int:
 
 
 def _edge_words(edge: float) -> str:
-    shown = float(f"{edge:.6g}")
-    return f"is below {shown:.6g}" if shown > edge else f"is at most {shown:.6g}"
+    bound = _bound(edge)
+    return f"is {'at most' if bound.is_in_lower else 'below'} {bound.shown}"

@@ -18,10 +18,10 @@ from inferd import clock
 from inferd.config import Config, DriftConfig, DriftStream
 from inferd.config.versions import base_of
 from inferd.drift import rows
-from inferd.drift.cells import Value
+from inferd.drift.cells import Value, cell_words
 from inferd.drift.mean import Vector, vector_of
 from inferd.drift.reference import Collection, Reference
-from inferd.drift.windows import Measure, Reading, Windows
+from inferd.drift.windows import Counted, Measure, Past, Reading, Windows
 from inferd.errors import InvalidRequest, StateUnavailable
 from inferd.events import DriftForgotten, DriftRead, Emit, RequestEnded
 from inferd.state.thread import StateThread
@@ -67,6 +67,18 @@ READERS: Final[Mapping[DriftStream, Callable[[Sequence[RequestEnded]], Sequence[
 _log = logging.getLogger("inferd.drift")
 
 
+class DriftPast(msgspec.Struct, frozen=True, kw_only=True):
+    """Windows of one size in the order of time, as columns of one length. Where there are many, a window stands for
+    its neighbours, the one that speaks most for a change."""
+
+    at: list[float]  # when each was full, in seconds since the epoch
+    distance: list[float]
+    by_chance: list[float]
+    p: list[float]
+    level: list[float]
+    is_alarm: list[bool]
+
+
 class DriftReading(msgspec.Struct, frozen=True, kw_only=True):
     """The last window of one size, compared with the reference."""
 
@@ -77,6 +89,15 @@ class DriftReading(msgspec.Struct, frozen=True, kw_only=True):
     level: float
     is_alarm: bool
     sentence: str  # what differs most; empty: nothing does
+    shares: list[float] = []  # of each of the stream's cells; empty for embeddings
+    past: DriftPast | None = None  # the windows up to this one; None in the list of all models
+
+
+class DriftCell(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of a stream that are counted together."""
+
+    words: str  # a name, or bounds of numbers
+    share: float  # of the reference
 
 
 class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +106,9 @@ class StreamReport(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     measure: Measure  # psi: of counts; mmd: of embeddings
     is_drifting: bool  # the last window of any size was an alarm
+    since: float | None  # when it began or ceased to drift, in seconds since the epoch; None: no window is full yet
     alarms: int  # windows, since the server started or the reference changed
+    cells: list[DriftCell]  # empty for embeddings
     readings: list[DriftReading]  # the smallest window first
 
 
@@ -299,13 +322,16 @@ class Monitors:
 
     def reports(self) -> list[DriftReport]:
         """All versions that are watched."""
-        return [self.report(entry) for entry in self._versions]
+        return [self._reported(entry, with_past=False) for entry in self._versions]
 
     def report(self, entry: str) -> DriftReport:
-        """One version. Raises InvalidRequest."""
+        """One version, with its earlier windows. Raises InvalidRequest."""
+        return self._reported(entry, with_past=True)
+
+    def _reported(self, entry: str, *, with_past: bool) -> DriftReport:
         version = self._version(entry)
         self._count(version)
-        return _report(version)
+        return _report(version, self._wall() - self._now(), with_past=with_past)
 
     def reference(self, entry: str) -> Reference:
         """The reference that a version is compared with. Raises InvalidRequest."""
@@ -336,7 +362,7 @@ class Monitors:
         model.reference, model.is_stored = None, False
         model.collection = Collection(model.config.first)
         self._watch(model)
-        return _report(version)
+        return self.report(entry)
 
     def _version(self, entry: str) -> _Version:
         version = self._versions.get(entry)
@@ -350,7 +376,8 @@ class Monitors:
         return version
 
 
-def _report(version: _Version) -> DriftReport:
+def _report(version: _Version, epoch: float, *, with_past: bool) -> DriftReport:
+    """``epoch``: seconds since the epoch when the clock of windows was at 0."""
     model = version.model
     reference = model.reference
     state = "watching" if reference is not None else "collecting" if version.takes_reference else "waiting"
@@ -363,14 +390,45 @@ def _report(version: _Version) -> DriftReport:
         false_alarm_days=model.config.false_alarm_days,
         reference_version="" if reference is None else reference.version,
         reference_at=None if reference is None else reference.taken_at,
-        streams=[
-            StreamReport(
-                stream=name,
-                measure=windows.reference.measure,
-                is_drifting=windows.is_drifting,
-                alarms=windows.num_alarms,
-                readings=[DriftReading(**reading._asdict()) for reading in windows.last],
+        streams=[_stream(name, windows, epoch, with_past=with_past) for name, windows in version.windows.items()],
+    )
+
+
+def _stream(name: str, windows: Windows[Any], epoch: float, *, with_past: bool) -> StreamReport:
+    counted = windows.reference if isinstance(windows.reference, Counted) else None
+    cells = []
+    if counted is not None:
+        parts = zip(cell_words(counted.cells), _shares(counted.counts), strict=True)
+        cells = [DriftCell(words=words, share=share) for words, share in parts]
+    return StreamReport(
+        stream=name,
+        measure=windows.reference.measure,
+        is_drifting=windows.is_drifting,
+        since=None if windows.since is None else epoch + windows.since,
+        alarms=windows.num_alarms,
+        cells=cells,
+        readings=[
+            DriftReading(
+                **closed.reading._asdict(),
+                shares=[] if counted is None else _shares(closed.sums),
+                past=_past(closed.past, epoch) if with_past else None,
             )
-            for name, windows in version.windows.items()
+            for closed in windows.last
         ],
+    )
+
+
+def _shares(counts: Sequence[float]) -> list[float]:
+    total = sum(counts, 0.0)
+    return [count / total for count in counts]
+
+
+def _past(past: Sequence[Past], epoch: float) -> DriftPast:
+    return DriftPast(
+        at=[epoch + one.at for one in past],
+        distance=[one.reading.distance for one in past],
+        by_chance=[one.reading.by_chance for one in past],
+        p=[one.reading.p for one in past],
+        level=[one.reading.level for one in past],
+        is_alarm=[one.reading.is_alarm for one in past],
     )

@@ -15,6 +15,7 @@ share one reference. A busy model has many windows with low levels, and an idle 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -29,6 +30,9 @@ SIZES: Final = (1, 4, 16)
 MAX_LEVEL: Final = 0.01
 """A window after a long pause is tested at no higher level."""
 
+
+MAX_PAST: Final = 96
+"""Earlier windows of one size that are kept. When there are more, of each two neighbours one stays."""
 
 Measure = Literal["psi", "mmd"]
 """How large a change is: the population stability index of counts, or the maximum mean discrepancy of vectors."""
@@ -159,22 +163,57 @@ def read(reference: Counted, window: Sequence[int], level: float, min_psi: float
     )
 
 
-class _Size:
-    """The open window of one size."""
+class Past(NamedTuple):
+    """A window that was tested, and when."""
 
-    __slots__ = ("closed_at", "last", "num_windows", "sums")
+    at: float
+    reading: Reading
+
+    @property
+    def doubt(self) -> tuple[bool, float]:
+        """The smaller it is, the more the window speaks for a change: alarms first, then p in units of the level."""
+        return not self.reading.is_alarm, self.reading.p / self.reading.level if self.reading.level else math.inf
+
+
+def thinned(past: Sequence[Past]) -> list[Past]:
+    """Of each two neighbours the one that speaks more for a change, so that a time with an alarm keeps one."""
+    return [min(past[place : place + 2], key=lambda one: one.doubt) for place in range(0, len(past), 2)]
+
+
+class _Size:
+    """The open window of one size, and the windows before it."""
+
+    __slots__ = ("closed_at", "last", "last_sums", "num_windows", "past", "sums")
 
     def __init__(self, num_sums: int, now: float) -> None:
         self.sums = [0.0] * num_sums
         self.num_windows = 0  # of the configured size, in ``sums``
         self.closed_at = now
         self.last: Reading | None = None
+        self.last_sums: list[float] = []
+        self.past: list[Past] = []  # the last window is its end
+
+    def close(self, reading: Reading, now: float) -> None:
+        """Begin another window after one that was tested."""
+        self.last, self.last_sums, self.closed_at = reading, self.sums, now
+        self.sums, self.num_windows = [0.0] * len(self.sums), 0
+        if len(self.past) == MAX_PAST:
+            self.past = thinned(self.past)
+        self.past.append(Past(now, reading))
+
+
+class Closed(NamedTuple):
+    """The last window of one size, its sums, and the windows up to it."""
+
+    reading: Reading
+    sums: Sequence[float]
+    past: Sequence[Past]
 
 
 class Windows(Generic[V]):
     """The windows of one stream at one version of a model."""
 
-    __slots__ = ("_min_psi", "_num_values", "_rate", "_size", "_sizes", "_sums", "num_alarms", "reference")
+    __slots__ = ("_min_psi", "_num_values", "_rate", "_size", "_sizes", "_sums", "num_alarms", "reference", "since")
 
     def __init__(self, reference: Baseline[V], size: int, rate: float, min_psi: float, now: float) -> None:
         """``size``: values of the smallest window. ``rate``: false alarms per second of this stream."""
@@ -186,6 +225,7 @@ class Windows(Generic[V]):
         self._sums = [0.0] * reference.num_sums  # of the open smallest window
         self._num_values = 0
         self.num_alarms = 0  # windows
+        self.since: float | None = None  # when ``is_drifting`` took its value; None: no window was tested yet
 
     def add(self, values: Sequence[V], now: float) -> list[list[Reading]]:
         """Count values, and test the windows that they fill: for each smallest window the readings of all sizes that
@@ -203,6 +243,7 @@ class Windows(Generic[V]):
 
     def _close(self, now: float) -> list[Reading]:
         readings = []
+        was_drifting = self.is_drifting
         for size, multiple in zip(self._sizes, SIZES, strict=True):
             for place, value in enumerate(self._sums):
                 size.sums[place] += value
@@ -210,11 +251,12 @@ class Windows(Generic[V]):
             if size.num_windows < multiple:
                 continue
             level = min(MAX_LEVEL, self._rate * max(0.0, now - size.closed_at) / len(SIZES))
-            size.last = self.reference.read(self._size * multiple, size.sums, level, self._min_psi)
-            size.closed_at = now
-            size.sums, size.num_windows = [0.0] * len(self._sums), 0
-            self.num_alarms += size.last.is_alarm
-            readings.append(size.last)
+            reading = self.reference.read(self._size * multiple, size.sums, level, self._min_psi)
+            size.close(reading, now)
+            self.num_alarms += reading.is_alarm
+            readings.append(reading)
+        if self.since is None or self.is_drifting != was_drifting:
+            self.since = now
         self._sums, self._num_values = [0.0] * len(self._sums), 0
         return readings
 
@@ -224,6 +266,6 @@ class Windows(Generic[V]):
         return any(size.last is not None and size.last.is_alarm for size in self._sizes)
 
     @property
-    def last(self) -> list[Reading]:
+    def last(self) -> list[Closed]:
         """The last window of each size that has had one, the smallest first."""
-        return [size.last for size in self._sizes if size.last is not None]
+        return [Closed(size.last, size.last_sums, size.past) for size in self._sizes if size.last is not None]

@@ -18,6 +18,7 @@ from inferd.config.units import bytes_text
 from inferd.eager import in_task
 from inferd.errors import InferdError, InvalidRequest
 from inferd.events import Assigned, Emit, HttpServed, Operation
+from inferd.gateway.body.joined import joined
 from inferd.gateway.errors import (
     CLIENT_LEFT,
     OPENAI_ERRORS,
@@ -476,7 +477,7 @@ async def read_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
             chunks.append(chunk)
         if is_last:
             if call.request_bytes > JOINED_BYTES:
-                body = await asyncio.to_thread(b"".join, chunks)
+                body = await asyncio.to_thread(joined, chunks, call.request_bytes)
             else:
                 body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             if call.capture is not None:

@@ -22,6 +22,7 @@ from inferd.nodes.listener import NewToken, NodeReport
 from inferd.observe.startup import LoadReport, StartReport, StartupReport
 from inferd.rollout.machine import Command
 from inferd.rollout.rollouts import RolloutReport
+from inferd.router.hints import HintReport
 from inferd.state.group import GatewayReport
 from inferd.tenancy.keys import KeyInfo, KeySpec, NewKey
 from inferd.tenancy.principal import Principal
@@ -45,6 +46,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     planned_bytes: int = 0  # what it takes by its plan when its KV cache is full; 0: not planned, or elsewhere
     pid: int | None = None  # of its worker
     node: str = ""  # where its worker is; empty: on the server's machine
+    rank_nodes: tuple[str, ...] = ()  # the nodes with its ranks that are not where its worker is
     load: LoadReport | None = None  # the last load by this replica's worker
     artifact: str = ""  # a digest of its files' content at the time of loading
     detail: str = ""  # why it is in this state
@@ -179,6 +181,7 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""  # where clients on the server's machine find it: http://127.0.0.1:8000
     nodes: list[NodeReport] = []
     gateways: list[GatewayReport] = []  # that share the database and are alive, with this server
+    hints: HintReport | None = None  # exchanged with these gateways; None: none were
 
 
 class UnloadReport(msgspec.Struct, frozen=True, kw_only=True):

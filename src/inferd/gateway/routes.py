@@ -37,6 +37,7 @@ from inferd.gateway.context import Context
 from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, UnloadReport
 from inferd.gateway.decisions.routes import ROUTES as DECISION_ROUTES
 from inferd.gateway.errors import KSERVE_ERRORS, OPENAI_ERRORS, TEI_ERRORS, ErrorShape
+from inferd.gateway.generation.fields import decode_closed_body
 from inferd.gateway.kserve import models as kserve
 from inferd.gateway.kserve import rest as v2
 from inferd.gateway.kserve.generate import GENERATE_TEXTS, TextAnswer, TextRequest
@@ -118,7 +119,8 @@ async def _chat(context: Context, call: Call, rest: str) -> Answer:
     answer = await relay_request(context, call, CHAT, raw)
     if answer is not None:
         return answer
-    return await create_chat_completion(context, call, raw, await decode_body(raw, chat_decoder))
+    body, unknown = await decode_closed_body(raw, chat_decoder, ("messages", "tools"))
+    return await create_chat_completion(context, call, raw, body, unknown)
 
 
 async def _completion(context: Context, call: Call, rest: str) -> Answer:

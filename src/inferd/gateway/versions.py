@@ -67,7 +67,9 @@ def draw_version(
 
 def _copying(copies: Copies, shadow: Shadow) -> Division:
     def division(router: Submitting, call: Call) -> Submitting:
-        return copies.copying(router, shadow)
+        copying = copies.copying(router, shadow)
+        call.closers += (copying.call_ended,)
+        return copying
 
     return division
 

@@ -20,6 +20,7 @@ from inferd.jobs.batch import MESSAGES, TERMINAL, Batch, Lease, StoredFile, new_
 from inferd.jobs.folder import Folder
 from inferd.jobs.rows import Query
 from inferd.state.database import Database, Transaction
+from inferd.state.erasure import Erasure
 from inferd.state.presence import Presence
 from inferd.state.thread import StateThread
 
@@ -63,7 +64,7 @@ class JobStore:
         self._state = state
         self._presence = presence
         self._tell = tell
-        self._has_deleted = True  # also before this start
+        self._erasure = Erasure()
         self._arriving: dict[str, int] = {}  # bytes of uploads that have not ended, by tenant
         self._open: list[JobReport] = []
         self.folder = folder
@@ -71,7 +72,7 @@ class JobStore:
 
     def schedule(self) -> None:
         self._state.run_every(COUNT_S, self._count)
-        self._state.run_every(ERASE_S, self._erase)
+        self._state.run_every(ERASE_S, self._erasure.erase)
 
     @property
     def gateway(self) -> str:
@@ -116,7 +117,7 @@ class JobStore:
     async def delete_file(self, tenant: str, name: str) -> None:
         """Raises StoredNotFound, InvalidRequest."""
         file = await self._change(lambda found: rows.remove_file(found, tenant, name, clock.wall()))
-        self._has_deleted = True
+        self._erasure.ask()
         if file.folder == self.folder.id:  # else the servers of the other folder sweep it
             await asyncio.to_thread(self.folder.delete, (file.id,))
 
@@ -160,7 +161,7 @@ class JobStore:
     async def delete_batch(self, tenant: str, name: str) -> None:
         """Delete a batch that has ended, with its input and results. Raises StoredNotFound, InvalidRequest."""
         here = await self._change(lambda found: rows.remove_batch(found, tenant, name, self.folder.id))
-        self._has_deleted = True
+        self._erasure.ask()
         await asyncio.to_thread(self.folder.delete, here)
 
     async def cancel(self, tenant: str, name: str) -> Batch:
@@ -264,7 +265,8 @@ class JobStore:
                 lambda found: rows.remove_expired(found, folder.id, now, now - self.config.max_age_s, _SOME)
             )
             await asyncio.to_thread(folder.delete, names)
-            self._has_deleted = self._has_deleted or bool(names)
+            if names:
+                self._erasure.ask()
             if len(names) < _SOME:
                 break
         owner = await self._change(lambda found: rows.owner(found, new_id("")))
@@ -311,11 +313,3 @@ class JobStore:
         for batch, _ in found:
             by_status[batch.status] = by_status.get(batch.status, 0) + 1
         self._tell(JobsCounted(num_files=num_files, num_bytes=num_bytes, by_status=by_status))
-
-    def _erase(self, database: Database) -> None:
-        if self._has_deleted:
-            self._has_deleted = is_erased = False
-            try:
-                is_erased = database.erase()
-            finally:
-                self._has_deleted = self._has_deleted or not is_erased

@@ -682,7 +682,10 @@ def _check_new(new: NewVersion) -> None:
 
 
 def _check_text(field: str, text: str) -> None:
-    if len(text) > MAX_TEXT or not text.isprintable():
-        raise InvalidRequest(
-            f"{field} must be at most {MAX_TEXT} printable characters.", param=field, code="registry_text"
-        )
+    problem = ""
+    if len(text) > MAX_TEXT:
+        problem = f"{field} has {len(text):,} characters, and may have {MAX_TEXT}; shorten it."
+    elif not text.isprintable():
+        problem = f"{field} is {text[:64]!r}; write one line, without line breaks and control characters."
+    if problem:
+        raise InvalidRequest(problem, param=field, code="registry_text")

@@ -47,6 +47,7 @@ NODE_STATES = ("ready", "late", "leaving", "left", "gone", "refused")
 NODE_DIRECTIONS = ("sent", "received")
 SCALE_STATES = ("ready", "starting", "leaving")
 SCALE_DIRECTIONS = ("up", "down")
+HINT_RESULTS = ("sent", "received", "unknown", "used", "stale", "unreadable")
 OBJECTIVES = ("availability", "ttft", "tpot", "total")
 STAGES = ("queue", "first_token", "inter_token", "per_output_token", "inference", "total")
 PREDICTION_STAGES = ("decode", "batch_wait", "compute", "encode")
@@ -393,7 +394,8 @@ REPLICA_LOAD_S = Metric(
     "inferd_replica_load_seconds", "How long each phase of the last load took.", (*_REPLICA, "phase"), "ReplicaChanged"
 )
 REPLICA_RSS = _replica(
-    "inferd_replica_resident_memory_bytes", "Resident memory of the worker's process, as last reported."
+    "inferd_replica_resident_memory_bytes",
+    "Resident memory of the worker's process and of its ranks on its machine, as last reported.",
 )
 REPLICA_VERIFICATION = Metric(
     "inferd_replica_verification_info",
@@ -664,6 +666,15 @@ GATEWAYS_DIFFERING = Metric(
     "Gateways of the same database whose settings differ from those of this one.",
     (),
     "start, GatewaysCompared",
+)
+
+HINTS = Metric(
+    "inferd_hints_total",
+    "Hints about remote servers, exchanged with the other gateways of the database, by what became of them: sent; "
+    "received; unknown, about servers or models that this one does not have; used, requests that went to a server "
+    "because of a hint; stale, exchanges of others that were replaced before this one read them; unreadable ones.",
+    ("result",),
+    "HintsExchanged",
 )
 
 # -- rollouts ----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from inferd.events import (
     Event,
     GatewaysCompared,
     HandedOver,
+    HintsExchanged,
     HttpServed,
     JobsCounted,
     LinesAnswered,
@@ -196,6 +197,8 @@ class Observer:
         self._store.value(m.STATE_AVAILABLE).set(1)
         self._store.value(m.STATE_OUTAGES)
         self._store.value(m.GATEWAYS_DIFFERING)
+        for result in m.HINT_RESULTS:
+            self._store.value(m.HINTS, result)
         self._store.value(m.TURNED_AWAY)
         for metric in (m.STORED_BYTES, m.STORED_TENANTS, m.STORED_MOST_USED):
             self._store.value(metric)
@@ -472,6 +475,10 @@ class Observer:
                 self._store.value(m.CONFIG_DIGEST, event.digest).set(1)
                 self._store.value(m.GATEWAYS).set(event.num_gateways)
                 self._store.value(m.GATEWAYS_DIFFERING).set(event.num_differing)
+            case HintsExchanged():
+                for result in m.HINT_RESULTS:
+                    if event.counts.get(result):
+                        self._store.value(m.HINTS, result).add(event.counts[result])
             case StoredCounted():
                 self._store.value(m.STORED_BYTES).set(event.num_bytes)
                 self._store.value(m.STORED_TENANTS).set(event.num_tenants)

@@ -93,6 +93,8 @@ def download(
             raise _refusal(
                 f"The model {spelled} is not in the cache and HF_HUB_OFFLINE forbids downloading it; unset it"
             ) from None
+        if isinstance(error.__cause__, errors.HfHubHTTPError):
+            raise _refusal(_answered(error.__cause__.response.status_code, endpoint, spelled)) from None
         raise _refusal(
             f"The model {spelled} is not in the cache and {endpoint} could not be reached or did not answer; "
             "check the connection, set HF_ENDPOINT to a mirror"
@@ -100,15 +102,7 @@ def download(
     except errors.HFValidationError as error:
         raise _refusal(f"{repo!r} is not a hub id: {error}") from None
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        raise _refusal(
-            f"The hub at {endpoint} answered {status} for {spelled}; "
-            + (
-                "set HF_TOKEN to a valid token"
-                if status in (401, 403)
-                else "try again later, set HF_ENDPOINT to a mirror"
-            )
-        ) from None
+        raise _refusal(_answered(error.response.status_code, endpoint, spelled)) from None
     except OSError as error:
         raise _refusal(_disk_or_network(error, spelled)) from error
     except errors.FileMetadataError as error:
@@ -133,6 +127,11 @@ def cached(repo: str, revision: str | None) -> Path | None:
 
 def _refusal(sentence: str) -> ModelLoadError:
     return ModelLoadError(f"{sentence}, or give the path of a local folder.", param="source")
+
+
+def _answered(status: int, endpoint: str, spelled: str) -> str:
+    remedy = "set HF_TOKEN to a valid token" if status in (401, 403) else "try again later, set HF_ENDPOINT to a mirror"
+    return f"The hub at {endpoint} answered {status} for {spelled}; {remedy}"
 
 
 def _disk_or_network(error: OSError, spelled: str) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from inferd.compare.golden import GoldenItem
+from inferd.compare.golden import GoldenItem, path_problem, problem_of_line
 from inferd.errors import InferdError, InvalidRequest
 from inferd.structured.check import Validator
 from inferd.types import JSON
@@ -44,7 +44,7 @@ class Near(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     request: JSON
-    path: Annotated[str, Meta(pattern="^/")] | None = None
+    path: str | None = None
     name: Annotated[str, Meta(max_length=256)] = ""
     contains: str | list[str] | None = None
     equals: Any = None
@@ -84,6 +84,9 @@ def read_golden(file: Path) -> list[Case]:
             continue
         try:
             case = _case(text, number)
+        except msgspec.DecodeError as error:
+            problems.append(f"line {number}: {problem_of_line(error, _Line)}")
+            continue
         except (ValueError, RecursionError, InferdError) as error:
             problems.append(f"line {number}: {str(error)[:300]}")
             continue
@@ -116,8 +119,11 @@ def _case(text: bytes, number: int) -> Case:
         Validator(line.json_schema)
     if line.request.get("stream"):
         raise ValueError("request.stream is true; leave it out, answers are compared whole")
+    path = line.path or _path_of(line.request)
+    if problem := path_problem(path):
+        raise ValueError(problem)
     item = GoldenItem(
-        path=line.path or _path_of(line.request),
+        path=path,
         request=line.request,
         name=line.name or str(number),
         contains=line.contains,

@@ -51,11 +51,6 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         return self.difference is not None and self.difference.is_equal
 
     @property
-    def is_within(self) -> bool:
-        """Whether both answers are equal but for numbers within the tolerance."""
-        return self.difference is not None and self.difference.is_within
-
-    @property
     def is_broken(self) -> bool:
         """Whether the answer should have been equal to the bit and was not."""
         if not self.is_same_version or self.is_random or self.is_batched:

@@ -1,8 +1,9 @@
 """Copies requests of shadowed units to the new version of a rollout, and compares the two answers.
 
-A copy begins when the stable version's answer is complete, so it delays nothing of it. It takes the path of every
-request, ``Router.submit``, in the last class, and its sink collects the answer here. It is charged to no tenant, and
-nothing of it reaches a client. Where the new version has other work it is dropped, and counted as such.
+A copy begins behind the last byte of the stable version's answer, and where other calls are open it waits for their
+answers, for ``PATIENCE_S`` at most (``waiting.py``). It takes the path of every request, ``Router.submit``, in the last
+class, and its sink collects the answer here. Pairs of answers are compared together, on a thread. A copy is charged to
+no tenant, and nothing of it reaches a client. Where the new version has other work it is dropped, and counted as such.
 
 Knows requests and answers of the router. Knows no weight, no guard and no HTTP; ``CopyEnded`` says what came of a copy.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -30,6 +31,7 @@ from inferd.errors import (
 )
 from inferd.events import Assigned, CopyEnded, CopyResult, Emit
 from inferd.rollout.split import Split
+from inferd.rollout.waiting import Waiting
 from inferd.router.stream import Handle, Submitting
 from inferd.types import (
     RANKS,
@@ -56,6 +58,15 @@ MAX_COMPARED_BYTES: Final = 64 * 1024
 
 MAX_COPIED_BYTES: Final = 1024 * 1024
 """Of a request, which is held until its copy ends."""
+
+MAX_WAITING: Final = 32
+"""Requests at this gateway whose copies have not begun. Further ones are not copied."""
+
+TOGETHER_S: Final = 0.05
+"""Pairs of answers wait so long for others to be compared with: a thread is woken for all of them."""
+
+MAX_TOGETHER: Final = 64
+"""Pairs that are compared without waiting for others."""
 
 LEAST_S: Final = 30.0
 TIMES: Final = 10.0
@@ -99,27 +110,54 @@ def shadow_of(split: Split, model: str, assigned: Assigned, info: ModelInfo | No
     )
 
 
+class _Copied(NamedTuple):
+    """A request that the stable version has answered after ``took_s`` seconds."""
+
+    router: Submitting
+    shadow: Shadow
+    request: Request
+    answer: Collected
+    took_s: float
+
+
+class _Pair(NamedTuple):
+    """The answers to a request and to its copy."""
+
+    shadow: Shadow
+    request_id: str
+    mine: Collected
+    its: Collected
+
+
 class Copies:
     """The copies of a gateway's requests. Lives in the event loop."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._in_flight: dict[_CopySink, Handle] = {}  # until the answers are compared
+        self._waiting = Waiting(self._begin, self._has_room)
+        self._in_flight: dict[_CopySink, Handle] = {}
+        self._pairs: list[_Pair] = []  # to compare
+        self._timer: asyncio.TimerHandle | None = None  # until they are
         self._is_over = False
         self._comparing: ThreadPoolExecutor | None = None
 
-    def copying(self, router: Submitting, shadow: Shadow) -> Submitting:
-        """The router for the requests of a shadowed unit: it copies those that are answered."""
-        return _CopyingRouter(self, router, shadow)
+    def copying(self, router: Submitting, shadow: Shadow) -> CopyingRouter:
+        """The router for the requests of a call of a shadowed unit: it copies those that are answered, when the call
+        has ended."""
+        self._waiting.call_began()
+        return CopyingRouter(self, router, shadow)
 
     def cancel(self) -> None:
         """The server leaves: cancel the copies, so that none of them is waited for, and begin no more."""
         self._is_over = True
+        self._waiting.clear()
         for handle in self._in_flight.values():
             handle.cancel()
 
     def close(self) -> None:
         """Compare nothing more, and end the thread. Waits for the comparison that is under way, a few milliseconds."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._comparing is not None:
             self._comparing.shutdown(cancel_futures=True)
 
@@ -138,51 +176,78 @@ class Copies:
             )
         )
 
-    def begin(self, router: Submitting, shadow: Shadow, request: Request, answer: Collected, took_s: float) -> None:
-        """Copy a request that the stable version has answered after ``took_s`` seconds."""
+    def call_ended(self) -> None:
+        """A call whose requests are copied is over."""
+        self._waiting.call_ended()
+
+    def answered(self, copied: _Copied) -> None:
+        """The stable version has answered a request: copy it at a moment without calls."""
         if self._is_over:
             return
+        if len(self._waiting) >= MAX_WAITING:
+            self.ended(copied.shadow, "busy", copied.request.id)
+            return
+        self._waiting.add(copied)
+
+    def _has_room(self, copied: _Copied) -> bool:
+        rollout = copied.shadow.assigned.rollout
+        return sum([other.rollout == rollout for other in self._in_flight]) < MAX_IN_FLIGHT
+
+    def _begin(self, one: _Copied) -> None:
+        shadow, request, answer = one.shadow, one.request, one.answer
         copied = answer.problem or _copy_of(request, shadow.entry, answer)
         if not isinstance(copied, Request):
             self.ended(shadow, copied, request.id)
             return
-        if sum(other.rollout == shadow.assigned.rollout for other in self._in_flight) >= MAX_IN_FLIGHT:
+        if not self._has_room(one):
             self.ended(shadow, "busy", request.id)
             return
         sink = _CopySink(self, shadow, request.id, answer)
         try:
-            handle = router.submit(copied, sink)
+            handle = one.router.submit(copied, sink)
         except InferdError as error:
             self.ended(shadow, _DROPPED.get(error.kind, "failed"), request.id)
             return
         self._in_flight[sink] = handle
-        sink.limit(handle, max(LEAST_S, TIMES * took_s))
-
-    def answered(self, sink: _CopySink, shadow: Shadow, request_id: str, mine: Collected, its: Collected) -> None:
-        """Compare the answers to a request and to its copy, outside of the event loop."""
-        if self._comparing is None:
-            self._comparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inferd-copies")
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._comparing, _compared, mine, its, shadow)
-
-        def told(done: asyncio.Future[Comparison | None]) -> None:
-            self.release(sink)
-            if done.cancelled():
-                return
-            found = done.result()
-            if found is None:
-                self.ended(shadow, "form", request_id)
-            elif found.is_equal:
-                self.ended(shadow, "equal", request_id)
-            else:
-                first = found.differences[0]
-                self.ended(shadow, "differs", request_id, first.part, first.position)
-
-        future.add_done_callback(told)
+        sink.limit(handle, max(LEAST_S, TIMES * one.took_s))
 
     def release(self, sink: _CopySink) -> None:
-        """A copy has ended, and its answer was compared if there is one."""
+        """A copy has ended."""
         del self._in_flight[sink]
+        self._waiting.look()
+
+    def compare(self, pair: _Pair) -> None:
+        """Compare two answers outside of the event loop, together with others that come soon."""
+        self._pairs.append(pair)
+        if len(self._pairs) >= MAX_TOGETHER:
+            self._compare_all()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TOGETHER_S, self._compare_all)
+
+    def _compare_all(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        pairs, self._pairs, self._timer = self._pairs, [], None
+        if self._comparing is None:
+            self._comparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inferd-copies")
+        future = asyncio.get_running_loop().run_in_executor(self._comparing, _compared, pairs)
+
+        def tell(done: asyncio.Future[list[Comparison | None]]) -> None:
+            if done.cancelled():
+                return
+            for pair, found in zip(pairs, done.result(), strict=True):
+                self._compared(pair, found)
+
+        future.add_done_callback(tell)
+
+    def _compared(self, pair: _Pair, found: Comparison | None) -> None:
+        if found is None:
+            self.ended(pair.shadow, "form", pair.request_id)
+        elif found.is_equal:
+            self.ended(pair.shadow, "equal", pair.request_id)
+        else:
+            first = found.differences[0]
+            self.ended(pair.shadow, "differs", pair.request_id, first.part, first.position)
 
 
 class Collected:
@@ -251,13 +316,14 @@ class Collected:
         )
 
 
-class _CopyingRouter:
-    """A router whose answered requests are copied."""
+class CopyingRouter:
+    """The router of one call, whose answered requests are copied. ``call_ended`` is due when the call is over."""
 
     def __init__(self, copies: Copies, router: Submitting, shadow: Shadow) -> None:
         self._copies = copies
         self._router = router
         self._shadow = shadow
+        self.call_ended = copies.call_ended
 
     def submit(self, request: Request, sink: Sink, relay: Relay | None = None) -> Handle:
         problem = _not_copied(request)
@@ -267,10 +333,9 @@ class _CopyingRouter:
         return self._router.submit(request, _Tap(self, request, sink), relay)
 
     def answered(self, request: Request, answer: Collected) -> None:
-        """The client has the whole answer: copy the request in the next turn of the event loop."""
+        """A request has its whole answer."""
         took_s = max(0.0, clock.now() - request.arrived_at) if request.arrived_at else 0.0
-        loop = asyncio.get_running_loop()
-        loop.call_soon(self._copies.begin, self._router, self._shadow, request, answer, took_s)
+        self._copies.answered(_Copied(self._router, self._shadow, request, answer, took_s))
 
 
 class _Tap:
@@ -278,7 +343,7 @@ class _Tap:
 
     __slots__ = ("_answer", "_request", "_router", "_sink")
 
-    def __init__(self, router: _CopyingRouter, request: Request, sink: Sink) -> None:
+    def __init__(self, router: CopyingRouter, request: Request, sink: Sink) -> None:
         self._router = router
         self._request = request
         self._sink = sink
@@ -314,10 +379,10 @@ class _CopySink:
             return
         if self._timer is not None:
             self._timer.cancel()
-        if end.outcome == "done" and self._its.problem is None:
-            self._copies.answered(self, self._shadow, self._request_id, self._mine, self._its)
-            return
         self._copies.release(self)
+        if end.outcome == "done" and self._its.problem is None:
+            self._copies.compare(_Pair(self._shadow, self._request_id, self._mine, self._its))
+            return
         self._copies.ended(self._shadow, self._result(end.outcome, end.failure), self._request_id)
 
     def _result(self, outcome: str, failure: Failure | None) -> CopyResult:
@@ -379,14 +444,19 @@ def _choice(deltas: Sequence[Delta]) -> ChoiceText:
     )
 
 
-def _compared(mine: Collected, its: Collected, shadow: Shadow) -> Comparison | None:
-    """The comparison of two answers; None: one of them is in no form that can be compared."""
+def _compared(pairs: Sequence[_Pair]) -> list[Comparison | None]:
+    """The comparisons of pairs of answers; None: one of the two is in no form that can be compared."""
+    return [_comparison(pair) for pair in pairs]
+
+
+def _comparison(pair: _Pair) -> Comparison | None:
+    labels = pair.shadow.labels
     try:
-        return compare(mine.answer(shadow.labels), its.answer(shadow.labels), shadow.tolerance)
+        return compare(pair.mine.answer(labels), pair.its.answer(labels), pair.shadow.tolerance)
     except (UnreadableAnswer, InferdError):
         return None
 
 
 if TYPE_CHECKING:
     _sinks: tuple[type[Sink], type[Sink]] = (_Tap, _CopySink)
-    _router: type[Submitting] = _CopyingRouter
+    _router: type[Submitting] = CopyingRouter

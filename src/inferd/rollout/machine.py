@@ -124,13 +124,14 @@ def commanded(plan: Plan, progress: Progress, command: Command, now: float, *, i
     match command:
         case "start":
             if state in ACTIVE:
-                raise _refused(plan, progress, command, "It is under way; abort ends it.")
+                raise _refused(plan, progress, command, "It is under way; promote takes it further, and abort ends it.")
             if state == "promoted":
                 raise _refused(plan, progress, command, "undo goes back to the stable version.")
             return _started(plan, progress, now, why)
         case "undo":
             if state != "promoted":
-                raise _refused(plan, progress, command, "A rollout that is under way is ended by abort.")
+                remedy = "abort ends it" if state in ACTIVE else "undo takes a promoted version back; start begins it"
+                raise _refused(plan, progress, command, f"{remedy}.")
             return _left(progress, "aborted", now, why)
         case _ if state not in ACTIVE:
             raise _refused(plan, progress, command, "start begins it.")

@@ -22,7 +22,6 @@ from inferd.router.retries import Retries
 from inferd.router.ticket import Ticket
 from inferd.router.waiting.availability import Availability
 from inferd.router.waiting.queue import RequestQueue
-from inferd.types import PredictRequest
 
 
 class Dispatcher:
@@ -118,6 +117,7 @@ class Dispatcher:
     def dispatch(self, ticket: Ticket, able: Sequence[Member], now: float) -> None:
         """Send a request to one of ``able``: the replicas that have room for it, at least one."""
         member = self.placement.choose(ticket, able, now)
+        ticket.new_tokens = self.placement.new_tokens(ticket)
         if ticket.worker_deaths:
             self.suspect = ticket
         ticket.attempts += 1
@@ -128,8 +128,7 @@ class Dispatcher:
                 self._availability.outages.end_wait(ticket, now)
             if self.config.resume_streams and member.kind == "local" and is_continuable(ticket.request):
                 ticket.token_ids = []
-        if isinstance(ticket.request, PredictRequest) and ticket.request.sequence:
-            self.placement.sequence_replicas.note(ticket.request, member.replica)
+        self.placement.sequence_replicas.note(ticket.request, member.replica)
         if member.breaker_state != "closed":
             self._fleet.health.request_began(member, now)
         self.hand_overs.dispatch(ticket, member, self.config.roles, self.placement.seen_bytes)
@@ -231,6 +230,7 @@ class Dispatcher:
         if not able or not self.retries.grant("hedge", now):
             return
         member = self.placement.choose(ticket, able, now)
+        ticket.new_tokens = self.placement.new_tokens(ticket)
         ticket.attempts += 1
         ticket.hedge_replica, ticket.hedged_at = member.replica, now
         self._fleet.health.request_began(member, now)

@@ -7,7 +7,7 @@ from typing import Final
 from inferd import clock
 from inferd.config import RolesConfig
 from inferd.events import Emit, HandedOver
-from inferd.router.choosing.affinity import MAX_BYTES, size_of
+from inferd.router.choosing.affinity import new_bytes, size_of
 from inferd.router.choosing.split import Costs, Decision, decide, limit_s
 from inferd.router.replicas.fleet import Fleet
 from inferd.router.replicas.member import Member
@@ -48,7 +48,7 @@ class HandOvers:
         def ended(handed: Handed) -> None:
             self._record(ticket, source, handed, decision, num_bytes, clock.now() - began_at)
 
-        num_tokens = max(round((num_bytes - seen_bytes) * self.costs.tokens_per_byte), 0)
+        num_tokens = max(round(new_bytes(num_bytes, seen_bytes) * self.costs.tokens_per_byte), 0)
         longest_s = limit_s(self.costs, num_tokens + other.prompts.num_tokens)
         replica.dispatch_after(ticket, other.prompts, num_tokens, longest_s, ended)
 
@@ -64,12 +64,10 @@ class HandOvers:
         if other is None:
             return None, Decision(False, "no replica that computes prompts for this one is ready"), 0
         num_bytes = size_of(request)
-        if seen_bytes >= MAX_BYTES:  # the index knows no more of a prompt: it goes on with what is cached
-            seen_bytes = num_bytes
         decision = decide(
             self.costs,
             num_bytes=num_bytes,
-            cached_bytes=seen_bytes,
+            cached_bytes=num_bytes - new_bytes(num_bytes, seen_bytes),
             streams=replica.num_answers,
             waiting_tokens=other.prompts.num_tokens,
             min_tokens=roles.min_tokens,

@@ -39,6 +39,22 @@ Hints = dict[str, ModelHints]
 """The hints of one gateway by model."""
 
 
+class HintReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The hints since the start of a server. Of prompts their keys are counted, of suspects every repetition."""
+
+    sent: int = 0  # to the other gateways
+    received: int = 0  # from them, about servers that this one has
+    unknown: int = 0  # from them, about servers or models that this one does not have
+    used: int = 0  # requests that went to a server because of a hint about their prompt
+    stale: int = 0  # exchanges of others that were replaced before this one read them
+    unreadable: int = 0  # exchanges of others in another form
+
+
+def num_hints(hints: Hints) -> int:
+    """The prompts' keys and the suspects in hints."""
+    return sum((_size(each) for each in hints.values()), 0)
+
+
 def hints_of(pools: Mapping[str, Pool]) -> Hints:
     """What this gateway tells the others: about the models that have several replicas, some of them remote."""
     shared = {name: pool for name, pool in pools.items() if pool.fleet.has_remotes and pool.fleet.num_members > 1}
@@ -53,8 +69,10 @@ def hints_of(pools: Mapping[str, Pool]) -> Hints:
     return hints
 
 
-def adopt_hints(pools: Mapping[str, Pool], gateway: str, hints: Hints, now: float) -> None:
-    """Note what another gateway told. Servers and models that this gateway does not have are left out."""
+def adopt_hints(pools: Mapping[str, Pool], gateway: str, hints: Hints, now: float) -> int:
+    """Note what another gateway told, and return how much of it (``num_hints``). Servers and models that this gateway
+    does not have are left out."""
+    adopted = 0
     for name, told in hints.items():
         pool = pools.get(name)
         if pool is None:
@@ -62,11 +80,19 @@ def adopt_hints(pools: Mapping[str, Pool], gateway: str, hints: Hints, now: floa
         members = {member.identity: member for member in pool.fleet.remotes}
         for server, packed in told.prompts.items():
             if server in members:
-                pool.placement.received_elsewhere(members[server].index, _keys(packed))
+                keys = _keys(packed)
+                pool.placement.received_elsewhere(members[server].index, keys)
+                adopted += len(keys)
         known = [server for server in told.suspects if server in members]
+        adopted += len(known)
         for server in pool.fleet.health.suspects.hear(gateway, known, now):
             index = members[server].index
             _log.info("%s/%d %s is tried last for a while: it fails at gateway %s", name, index, server, gateway)
+    return adopted
+
+
+def _size(hints: ModelHints) -> int:
+    return len(hints.suspects) + sum((len(packed) // KEY_BYTES for packed in hints.prompts.values()), 0)
 
 
 def _packed(keys: list[int]) -> bytes:

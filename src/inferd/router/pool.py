@@ -279,6 +279,7 @@ class Pool:
                     self._retries.drop_attempt(ticket, replica)
                 return
         if output.deltas or output.prediction is not None or end is not None:
+            replica.prompt_computed(output.request_id)
             self._dispatcher.clear_suspect(ticket)
             if not ticket.has_output:
                 if end is None or end.outcome in ("done", "refused") or output.deltas or output.prediction is not None:
@@ -307,6 +308,8 @@ class Pool:
                     self._retries.drop_attempt(ticket, replica)
                     self._dispatcher.slot_freed()
                 return
+        if item.data:
+            replica.prompt_computed(item.request_id)
         is_cleared = ticket is self._dispatcher.suspect
         if not ticket.has_output:
             if is_cleared:

@@ -79,6 +79,7 @@ def _larger(reported: Usage, seen: Usage) -> Usage:
         max(reported.prompt_tokens, seen.prompt_tokens),
         max(reported.completion_tokens, seen.completion_tokens),
         max(reported.cached_tokens, seen.cached_tokens),
+        max(reported.reasoning_tokens, seen.reasoning_tokens),
     )
 
 

@@ -195,9 +195,13 @@ class Router:
         """What other gateways are to know about the remote servers, since the last call."""
         return hints_of(self._pools)
 
-    def adopt_hints(self, gateway: str, hints: Hints) -> None:
-        """Note the hints of another gateway, by its id."""
-        adopt_hints(self._pools, gateway, hints, clock.now())
+    def adopt_hints(self, gateway: str, hints: Hints) -> int:
+        """Note the hints of another gateway, by its id; how many concern servers of this one."""
+        return adopt_hints(self._pools, gateway, hints, clock.now())
+
+    def num_by_hints(self) -> int:
+        """Requests that went to a remote server because of a hint, of the models that there are."""
+        return sum((pool.placement.num_by_hints for pool in self._pools.values()), 0)
 
     # -- changes while it runs --------------------------------------------------------------
 

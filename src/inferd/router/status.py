@@ -26,6 +26,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     ejected: bool  # gets no requests for now, as it is slower than the other replicas
     rss_bytes: int = 0  # of the memory of the machine that it is on; 0: none, or not known
     node: str = ""  # where its worker is; empty: on this machine, or nowhere
+    rank_nodes: tuple[str, ...] = ()  # the nodes with its ranks that are not on the worker's machine
     role: Role = "both"
     weight: float = 1.0
     region: str = ""

@@ -105,6 +105,7 @@ class Ticket:
     seed: int | None = None
     token_ids: list[int] | None = None  # of the answer so far, where another worker may continue it
     width = 1  # sequences computed for it
+    new_tokens = 0  # of its prompt, about: what the replica of its last dispatch has not received before
     cancel_error: InferdError | None = None  # why the server cancelled it; the replica's end has the usage
     _is_prompt_sent = False
     _listener: Callable[[], None] | None = None

@@ -23,6 +23,7 @@ class Heard(NamedTuple):
 
     gateway: str
     hints: bytes
+    num_missed: int = 0  # that it wrote since the last exchange, and replaced by these
 
 
 class HintTable:
@@ -50,13 +51,14 @@ class HintTable:
         with database.reading() as transaction:
             found = transaction.rows("SELECT id, num_hints FROM gateways WHERE id <> ?", (me,))
             numbers = dict(msgspec.convert(found, list[tuple[str, int]]))
-            new = [each for each, number in numbers.items() if number != self._num_read.get(each, number)]
+            last = {each: self._num_read.get(each, number) for each, number in numbers.items()}
             self._num_read = numbers
             rows = [
-                (gateway, hints)
-                for gateway in new
+                (gateway, hints, number - last[gateway] - 1)
+                for gateway, number in numbers.items()
+                if number != last[gateway]
                 for (hints,) in transaction.rows(
                     "SELECT hints FROM gateways WHERE id = ? AND length(hints) <= ?", (gateway, MAX_BYTES)
                 )
             ]
-        return [Heard(gateway, hints) for gateway, hints in rows if isinstance(hints, bytes)]
+        return [Heard(gateway, hints, missed) for gateway, hints, missed in rows if isinstance(hints, bytes)]

@@ -8,6 +8,7 @@ only. Other commits are not ``durable`` and do not wait.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import time
@@ -34,7 +35,7 @@ class SqliteDatabase:
         connection: sqlite3.Connection | None = None
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            _create(path)
             connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
             self._connection = connection
             self._inode = path.stat().st_ino
@@ -180,6 +181,19 @@ class _SharedClock:
 
     def now(self) -> Instant:
         return Instant(time.monotonic(), self._epoch)
+
+
+def _create(path: Path) -> None:
+    """Create the file for this user alone, unless it is there. Raises OSError.
+
+    A file that is there is not opened: a process that closes any descriptor of a file loses all its locks on it (POSIX,
+    fcntl), those of its other connections too. Another process would then remove the log that they write to.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
 
 
 def _unavailable(error: sqlite3.Error) -> StateUnavailable:

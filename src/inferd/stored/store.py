@@ -20,6 +20,7 @@ from inferd.eager import in_task
 from inferd.errors import InferdError, StateUnavailable
 from inferd.events import Emit, StoredCounted, StoredDropped, ignore
 from inferd.state.database import Database, Transaction
+from inferd.state.erasure import Erasure
 from inferd.state.presence import Presence
 from inferd.state.thread import StateThread
 from inferd.stored import bounds, conversations, refusals, responses
@@ -59,14 +60,14 @@ class DurableStore:
         self._presence = presence
         self._config = config
         self._changes: deque[_Change] = deque()
-        self._has_deleted = True  # also before this start
+        self._erasure = Erasure()
         self._num_dropped = 0  # by the transaction that runs
         self._tell = tell
         self._tenants: list[TenantTotal] = []
 
     def schedule(self) -> None:
         self._state.run_every(COUNT_S, self._count)
-        self._state.run_every(ERASE_S, self._erase)
+        self._state.run_every(ERASE_S, self._erasure.erase)
         self._state.run_every(EXPIRE_S, self._expire)
 
     @property
@@ -239,13 +240,13 @@ class DurableStore:
     def _settle(self, rows: Transaction, tenant: str, kept: str, limits: Limits) -> None:
         num_deleted = bounds.settle(rows, tenant, limits, kept=kept)
         if num_deleted:
-            self._has_deleted = True
+            self._erasure.ask()
             self._num_dropped += num_deleted
 
     async def _erased(self) -> None:
         """Erase what was deleted, or leave it to the next time where another process reads it."""
-        self._has_deleted = True
-        await self._state.call(self._erase)
+        self._erasure.ask()
+        await self._state.call(self._erasure.erase)
 
     async def _change(self, work: Callable[[Transaction], T]) -> T:
         """Carry out a change; durable when it returns."""
@@ -304,14 +305,6 @@ class DurableStore:
             else:
                 change.done.set_exception(refusal)
 
-    def _erase(self, database: Database) -> None:
-        if self._has_deleted:
-            self._has_deleted = is_erased = False
-            try:
-                is_erased = database.erase()
-            finally:
-                self._has_deleted = self._has_deleted or not is_erased
-
     def _expire(self, database: Database) -> None:
         limits = self._limits()
         while True:
@@ -320,7 +313,7 @@ class DurableStore:
                 num_deleted = bounds.remove_expired(transaction, limits)
             if not num_deleted:
                 return
-            self._has_deleted = True
+            self._erasure.ask()
             self._tell_dropped("age", num_deleted)
 
     def _count(self, database: Database) -> None:

@@ -130,7 +130,9 @@ class Closing:
             return None
         if behind.matcher.is_stopped():
             return tokens
-        return (*tokens, self.eos) if self.eos is not None and behind.matcher.is_accepting() else None
+        if self.eos is None or not behind.matcher.validate_tokens([self.eos]):
+            return None
+        return (*tokens, self.eos)
 
 
 class _Visit(NamedTuple):

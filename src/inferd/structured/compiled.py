@@ -24,6 +24,7 @@ from inferd.answer_form import JSON, Choices, Constraint, JsonSchema, TaggedText
 from inferd.backend import TakesLong
 from inferd.checkpoints.answers.grammar import AnswerGrammar
 from inferd.errors import InvalidRequest
+from inferd.machine.slices import shorten_slices
 from inferd.structured.check import TaggedValidator, Validator, readable
 from inferd.structured.closing import LEAF_FUEL, Closing, Position
 from inferd.structured.grammar_text import Form, text_of, written_part
@@ -240,6 +241,7 @@ def _lower_share() -> None:
     """Give the calling thread a small share of contended cores, where the system has a share for each thread."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        shorten_slices()
 
 
 def _validator_of(constraint: Constraint | None) -> Validator | TaggedValidator | None:

@@ -11,7 +11,6 @@ import json
 import logging
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -109,9 +108,11 @@ class Guide:
 
     __slots__ = (
         "_calls",
+        "_certain",
         "_end_ids",
         "_grammar",
         "_in_text",
+        "_knows_certain",
         "_num_endless",
         "_num_tokens",
         "_plan",
@@ -139,6 +140,8 @@ class Guide:
         self.place = grammar.place
         self._in_text = False  # the place is in a text that is no name, so that few tokens change it
         self.takes_whole_masks = False  # the grammar knows all that may follow (see ``narrow``)
+        self._certain: int | None = None  # see ``certain``
+        self._knows_certain = False  # it is that of the present state
         self._calls: list[tuple[str, list[str]]] = []  # name and parts of the arguments
         self._plan: Plan = grammar.plan or ()
         self.num_unmatched = 0  # calls of the whole answer that do not match a schema that is not enforced
@@ -148,10 +151,11 @@ class Guide:
         self._num_tokens += 1
         if not self._in_text or not self._grammar.quotes.is_unmarked[token_id]:
             self.place = place = self.after(self.place, token_id)
-            self._in_text = place is not None and place.is_free_text and not place.is_escaped
+            self._in_text = _is_in_text(place)
         self.takes_whole_masks = self._num_tokens >= self._num_endless and (
             self.place is None or (self._in_text and not self._grammar.quotes.may_repeat_in_text)
         )
+        self._knows_certain = False
         is_taken = self.matcher.consume_token(token_id)
         self.is_over = self.matcher.is_stopped()
         return is_taken and self.is_over
@@ -180,30 +184,53 @@ class Guide:
             return place
         return place.after(self._grammar.vocabulary.token_bytes(token_id))
 
-    def narrow(self, words: np.ndarray, first: int, count: int, draft: Sequence[int] = ()) -> None:
-        """Take out of masks what the grammar knows nothing of: tokens that repeat a name of an object, and early ends.
+    def goes_on(self, tokens: Sequence[int]) -> list[bool]:
+        """Whether the answer is inside of a text of its JSON, so that it cannot end: now, and behind each of these
+        tokens."""
+        place, in_text = self.place, self._in_text
+        found = [in_text and not self._may_end(())]
+        for number, token_id in enumerate(tokens, 1):
+            if not in_text or not self._grammar.quotes.is_unmarked[token_id]:
+                place = self.after(place, token_id)
+                in_text = _is_in_text(place)
+            found.append(in_text and not self._may_end(tokens[:number]))
+        return found
 
-        words [M, W] int32; ``first`` and ``count``: the rows before, between and after guessed tokens.
+    def _may_end(self, tokens: Sequence[int]) -> bool:
+        """Whether the answer may end behind these tokens, although its place is inside of a text of JSON.
+
+        Free text may have the words behind which a JSON text begins where the grammar has none: ``size=[13"]``.
         """
-        if not self._in_text or draft or self._grammar.quotes.may_repeat_in_text:
-            self._ban_repeated_names(words[first : first + count], draft)
+        if self._grammar.place is None or not self._grammar.place.begins:
+            return False  # all of the answer is one JSON text
+        ends = self._grammar.vocabulary.eos_ids
+        return any(self.matcher.validate_tokens([*tokens, end]) > len(tokens) for end in ends)
+
+    def vouches_for(self, token_id: int) -> bool:
+        """Whether the token certainly may follow. False: only the mask tells."""
+        if not self.takes_whole_masks:
+            return False
+        certain = self.certain()  # a mask has no other spelling of it
+        return self.matcher.validate_tokens([token_id]) == 1 if certain is None else certain == token_id
+
+    def ends_too_early(self, token_id: int) -> bool:
+        """Whether the token ends the answer before its text satisfies the constraint."""
+        return token_id in self._grammar.vocabulary.eos_ids and not self.matcher.validate_tokens([token_id])
+
+    def narrow(self, words: np.ndarray) -> None:
+        """Take out of a mask [W] int32 what the grammar knows nothing of: tokens that repeat a name of an object, and
+        early ends."""
+        place, quotes = self.place, self._grammar.quotes
+        if place is not None and (not self._in_text or quotes.may_repeat_in_text):
+            quotes.ban(words, place, self._mask_behind if self._grammar.has_rules_for_names else None)
         if self._num_tokens < self._num_endless:
-            num_endless = min(self._num_endless - self._num_tokens, count)
-            _ban_end(words[first : first + int(num_endless)], self._end_ids)
+            rest = without(words, self._end_ids)
+            if rest.any():  # else only these tokens may follow
+                words[:] = rest
 
-    def _ban_repeated_names(self, rows: np.ndarray, draft: Sequence[int]) -> None:
-        place = self.place
-        for count, row in enumerate(rows):
-            if place is None:
-                return
-            follow = partial(self._mask_behind, draft[:count]) if self._grammar.has_rules_for_names else None
-            self._grammar.quotes.ban(row, place, follow)
-            if count < len(draft):
-                place = self.after(place, draft[count])
-
-    def _mask_behind(self, draft: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
+    def _mask_behind(self, tokens: Sequence[int]) -> np.ndarray:
         matcher = self.matcher.deep_copy()
-        matcher.consume_tokens([*draft, *tokens])
+        matcher.consume_tokens(list(tokens))
         return np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
 
     def certain(self) -> int | None:
@@ -211,8 +238,11 @@ class Guide:
         known without a mask."""
         if self.is_over:
             return None
-        forced = self.matcher.compute_ff_tokens()
-        return forced[0] if forced and forced[0] not in self._grammar.vocabulary.eos_ids else None
+        if not self._knows_certain:
+            forced = self.matcher.compute_ff_tokens()
+            self._certain = forced[0] if forced and forced[0] not in self._grammar.vocabulary.eos_ids else None
+            self._knows_certain = True
+        return self._certain
 
     def num_possible(self, tokens: Sequence[int]) -> int:
         """How many of the tokens may follow one another now."""
@@ -269,13 +299,16 @@ class Guide:
         )
 
 
-def _ban_end(rows: np.ndarray, end_ids: Iterable[int]) -> None:
-    """Clear the bits of the tokens that end an answer, in rows that have other bits."""
-    kept = np.full(rows.shape[1], -1, dtype=np.int32)
-    for token in end_ids:
-        kept.view(np.uint32)[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFF_FFFF)
-    rest = rows & kept
-    rows[:] = np.where(rest.any(axis=1, keepdims=True), rest, rows)
+def _is_in_text(place: Place | None) -> bool:
+    return place is not None and place.is_free_text and not place.is_escaped
+
+
+def without(words: np.ndarray, token_ids: Iterable[int]) -> np.ndarray:
+    """A copy of a mask [W] int32 that forbids these tokens too."""
+    rest = words.copy()
+    for token in token_ids:
+        rest.view(np.uint32)[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFF_FFFF)
+    return rest
 
 
 def unwritable(at: str, vocabulary: Tokens, problem: str) -> InvalidRequest | None:

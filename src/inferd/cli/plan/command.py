@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _HERE: Final = "this"
 """The device that this machine is, measured when it is named."""
 
+_MEASURED: Final[tuple[Weights, ...]] = ("fp16", "int8", "int4")
+"""Formats whose rates are measured on this machine."""
+
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -80,8 +83,9 @@ def command(
     of which config.json alone is read. Nothing is loaded.
 
     Memory is what loading takes: weights, KV cache, and 30 % of the weights
-    as headroom. Speed is an estimate by the bandwidth and the arithmetic of
-    the device; the plan says how far it was from measured speed.
+    as headroom. Speed is an estimate by the device's bandwidth and arithmetic
+    and by the fixed cost of a step; the plan says how far such estimates were
+    from measured speed.
 
     \b
     Examples:
@@ -112,13 +116,14 @@ def command(
         answer=min(answer if answer is not None else max(1, tokens // 4), max(1, tokens - 1)),
         kv="int8" if kv == "int8" else "auto",
     )
+    forms = _formats(formats, shape)
     found = sizing(
         shape,
         Demand(load=load, per_second=rate, busy=busy, copies=copies),
-        _offers(devices, devices_file),
+        _offers(devices, devices_file, shape, forms),
         bundled_prices() if prices is None else read_prices(prices),
         measured.bundled(),
-        forms=_formats(formats, shape),
+        forms=forms,
         trace=lengths,
     )
     if html is not None:
@@ -190,7 +195,7 @@ def _lengths(trace: Path) -> Lengths:
         ) from None
 
 
-def _offers(devices: str | None, file: Path | None) -> list[Offer]:
+def _offers(devices: str | None, file: Path | None, shape: Shape, forms: Sequence[Format]) -> list[Offer]:
     """The devices to compare: those that are named, or every GPU and the devices of the operator's file."""
     from inferd.planning.tables import Offer, bundled_devices, offers, read_devices
 
@@ -204,8 +209,8 @@ def _offers(devices: str | None, file: Path | None) -> list[Offer]:
     if not words:
         raise click.UsageError("--devices names none; write h100x8,l40s, or leave it out.")
     if _HERE in words and _HERE not in known:
-        click.echo("Measuring this machine (a few seconds) ...", err=True)
-        known[_HERE] = this_machine()
+        click.echo("Measuring this machine (some seconds for each format) ...", err=True)
+        known[_HERE] = this_machine(shape, [form for form in _MEASURED if form in forms] or _MEASURED)
     return offers(words, known)
 
 
@@ -219,13 +224,18 @@ def _formats(words: str | None, shape: Shape) -> Sequence[Format]:
     return [form for form in shape.formats if form in asked]
 
 
-def this_machine(forms: Sequence[Weights] = ("fp16", "int8", "int4")) -> Device:
-    """This machine's processor as a device: its memory, and the rates that products reach on it."""
-    from inferd.machine.memory import limit_bytes
-    from inferd.native.roofline import measure
-    from inferd.planning.tables import GB, Device
+def this_machine(shape: Shape, forms: Sequence[Weights]) -> Device:
+    """This machine's processor as a device: its memory, and the rates that the products of a model reach on it.
 
-    rates = measure(forms)
+    ``forms``: the formats that are measured.
+    """
+    from inferd.machine.memory import limit_bytes
+    from inferd.native.roofline import Heads, cache_rate, measure
+    from inferd.planning.shape import layer_products
+    from inferd.planning.tables import CORE_KERNEL_US, GB, Device
+
+    dims = shape.dims
+    rates = measure(forms, layer_products(dims), dims.num_layers)
     fastest = max(rate.bytes_s for rate in rates.values())
     return Device(
         title="this machine",
@@ -234,9 +244,11 @@ def this_machine(forms: Sequence[Weights] = ("fp16", "int8", "int4")) -> Device:
         bandwidth_gb_s=fastest / GB,
         tflops={form: rate.operations_s / 1e12 for form, rate in rates.items()},
         streams_gb_s={form: rate.bytes_s / GB for form, rate in rates.items()},
+        overlaps={form: rate.overlap for form, rate in rates.items()},
+        cache_gb_s=cache_rate(Heads(dims.num_heads, dims.num_kv_heads, dims.head_dim)) / GB,
+        kernel_us=CORE_KERNEL_US,
         source="measured by inferd.native.roofline",
         group=1,
-        overlaps=False,
         memory_share=1.0,
         arithmetic_share=1.0,
     )

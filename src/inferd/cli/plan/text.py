@@ -143,11 +143,10 @@ def _told(one: Choice, found: Sizing) -> str:
 
 def _sources(found: Sizing) -> str:
     measured = found.measured
-    rows = len(measured.rows)
     compared = (
-        f"estimates were within {100 * measured.worst:.0f} % of what {rows} runs measured on {measured.machine} "
-        f"({measured.date}), and no GPU was measured"
-        if rows
+        f"estimates were within {measured.within} of the speed of runs on {measured.machine} ({measured.date}), and no "
+        "GPU was measured"
+        if measured.rows
         else "no estimate was compared with a measurement"
     )
     return (

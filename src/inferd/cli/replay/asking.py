@@ -28,6 +28,12 @@ Decorated = TypeVar("Decorated", bound=Callable[..., object])
 def asking_options(function: Decorated) -> Decorated:
     """Options of every command that asks a server many requests."""
     options = (
+        click.option(
+            "--port",
+            type=click.IntRange(1, 65535),
+            default=None,
+            help="Port of the server on this machine that has the model of --against.  [default: the only one]",
+        ),
         click.option("--api-key", envvar=["INFERD_API_KEY"], default=None, help="Key for the server."),
         click.option(
             "--concurrency", type=click.IntRange(1, 256), default=4, show_default=True, help="Requests at a time."
@@ -77,10 +83,16 @@ def asking_options(function: Decorated) -> Decorated:
     return function
 
 
-def asked_server(against: str, api_key: str | None, timeout_s: float, patience_s: float) -> tuple[AskedServer, str]:
-    """The server of a URL, or the one on this machine where ``against`` is a model; and the model, empty for a URL."""
+def asked_server(
+    against: str, port: int | None, api_key: str | None, timeout_s: float, patience_s: float
+) -> tuple[AskedServer, str]:
+    """The server of a URL, or the one on this machine where ``against`` is a model; and the model, empty for a URL.
+
+    Raises click.UsageError, and InferdError as ``find_endpoint`` does."""
     is_url = "://" in against
-    endpoint = find_endpoint(against if is_url else None, None, api_key)
+    if is_url and port is not None:
+        raise click.UsageError(f"--against {against} names a server already; leave --port {port} out, or give a model.")
+    endpoint = find_endpoint(against if is_url else None, port, api_key)
     if endpoint is None:
         endpoint = Endpoint(f"the server at {DEFAULT_URL}", DEFAULT_URL, api_key)
     connect: Callable[[float], Connection] = functools.partial(Endpoint.connection, endpoint)

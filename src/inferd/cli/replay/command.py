@@ -84,6 +84,7 @@ def command(
     relative: float | None,
     absolute: float | None,
     equivalence: bool,
+    port: int | None,
     api_key: str | None,
     concurrency: int,
     rate: float | None,
@@ -105,6 +106,7 @@ def command(
       inferd replay --from asked.jsonl --against chat@2 --html report.html
       inferd replay --from asked.jsonl --against https://staging:8000 --rate 5
       inferd replay --from asked.jsonl --against chat@2 --attach chat@2
+      inferd replay --from asked.jsonl --against chat@2 --port 9000
       inferd replay --from asked.jsonl --against churn@2 --equivalence
 
     Exit code 1: an answer that should be equal is not, a request failed that was answered before, the replay did not
@@ -121,7 +123,7 @@ def command(
     check_attachable(file, attach)
     source = None if str(records) == "-" else records
     skipped: dict[str, int] = {}
-    server, named = asked_server(against, api_key, timeout, patience)
+    server, named = asked_server(against, port, api_key, timeout, patience)
     tolerance = None
     if relative is not None or absolute is not None:
         tolerance = Tolerance(relative=relative or 0.0, absolute=absolute or 0.0)

@@ -76,6 +76,7 @@ def command(
     text: Path | None,
     max_perplexity: float | None,
     context: int,
+    port: int | None,
     api_key: str | None,
     concurrency: int,
     rate: float | None,
@@ -94,7 +95,7 @@ def command(
     Examples:
       inferd evaluate golden.jsonl --against digits@2 --min-pass 0.98
       inferd evaluate golden.jsonl --against digits@2 --not-worse-than digits@1
-      inferd evaluate golden.jsonl --against chat --html report.html
+      inferd evaluate golden.jsonl --against chat --port 9000 --html report.html
 
     Exit code 1: fewer cases pass than --min-pass, the model is worse than the other one at 5 % (McNemar's exact test),
     perplexity is larger than --max-perplexity, or the evaluation did not finish.
@@ -110,7 +111,7 @@ def command(
     check_writable(as_json, as_html)
     check_attachable(file, attach)
     cases = read_golden(golden)
-    server, named = asked_server(against, api_key, timeout, patience)
+    server, named = asked_server(against, port, api_key, timeout, patience)
     asked = model or named or None
     names = [asked] if other is None else [asked, other]
     measured: list[PerplexityScore] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import tempfile
 import time
@@ -17,7 +16,7 @@ import click
 import msgspec
 
 from inferd.cli.help import Commands
-from inferd.cli.running.batch_runs import Record, Run, Where
+from inferd.cli.running.batch_runs import Record, Run, Where, written_whole
 from inferd.cli.running.batch_tables import check_table, in_order, is_table, requests_of, text_bodies, write_table
 from inferd.cli.running.batch_tensors import contract_of, infer_endpoint, infers, tensor_bodies
 from inferd.cli.running.control import WORK_S, Server, find_server, server_options, which_server
@@ -393,20 +392,17 @@ def _finish(server: Server, batch_id: str, output: Path, run: Run | None = None)
 
 
 def _write_table(server: Server, batch: BatchObject, output: Path, answered: Path, errors: Path) -> None:
-    part = output.with_name(f".{output.name}.{os.getpid()}.part{output.suffix}")
     try:
         with contextlib.ExitStack() as stack:
+            part = stack.enter_context(written_whole(output))
             files = [
                 iter(stack.enter_context(path.open("rb"))) if path.exists() else iter(()) for path in (answered, errors)
             ]
             lines = server.lines(f"/v1/files/{batch.input_file_id}/content", WORK_S)
             outputs = contract_of(server, batch.endpoint).outputs if infers(batch.endpoint) else None
             write_table(part, in_order(lines, *files), outputs)
-        part.replace(output)
     except OSError as error:
         raise InvalidRequest(f"{output} cannot be written: {error.strerror}.") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _cost(server: Server, batch: BatchObject) -> str:
@@ -466,18 +462,14 @@ def _seconds(batch: BatchObject) -> float:
 
 def _download(server: Server, file_id: str, to: Path) -> int:
     """Write a file's content, whole or not at all; returns the number of its lines."""
-    part = to.with_name(f".{to.name}.{os.getpid()}.part")
     number = 0
     try:
-        with part.open("wb") as file:
+        with written_whole(to) as part, part.open("wb") as file:
             for line in server.lines(f"/v1/files/{file_id}/content", WORK_S):
                 file.write(line)
                 number += 1
-        part.replace(to)
     except OSError as error:
         raise InvalidRequest(f"{to} cannot be written: {error.strerror}.") from None
-    finally:
-        part.unlink(missing_ok=True)
     return number
 
 

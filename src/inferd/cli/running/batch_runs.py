@@ -23,6 +23,29 @@ _ANY_SIZE: Final = str(1 << 50)  # of a file on the caller's own disk
 _ANY_NUMBER: Final = "1000000"
 
 
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """The place to write a file, which takes its name when all of it is on the disk. Raises OSError, and leaves nothing
+    there where it is not written to its end."""
+    part = path.with_name(f".{path.stem.removeprefix('.')}.{os.getpid()}.part{path.suffix}")
+    try:
+        yield part
+        _sync(part)
+        part.replace(path)
+        _sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class Where(msgspec.Struct, frozen=True):
     """The server of a run: one that runs, or one of its own for a model."""
 
@@ -71,16 +94,17 @@ class Run:
 
     def begun(self, record: Record) -> None:
         """Keep which job it is. Raises InvalidRequest."""
-        part = self._folder / f"job.{os.getpid()}"
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            part.write_bytes(msgspec.json.encode(record))
-            part.replace(self._folder / "job.json")
+            with written_whole(self._folder / "job.json") as part:
+                part.write_bytes(msgspec.json.encode(record))
         except OSError as error:
             raise InvalidRequest(f"{self._folder} cannot be written: {error.strerror}.") from None
 
     def ended(self) -> None:
         """Its output is written."""
+        with contextlib.suppress(OSError):  # first: without it nothing else in the folder is needed
+            (self._folder / "job.json").unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @contextlib.contextmanager

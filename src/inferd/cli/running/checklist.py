@@ -11,9 +11,10 @@ import click
 import msgspec
 
 from inferd.cli.running.control import Server, server_options
-from inferd.config import Config, load_config
+from inferd.config import Config, ModelConfig, load_config
 from inferd.errors import InferdError
 from inferd.gateway.control import ServerReport
+from inferd.registry.source import REFERENCES
 from inferd.tenancy.keys import KeyInfo
 
 T = TypeVar("T")
@@ -203,6 +204,13 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
+def _is_verified(model: ModelConfig) -> bool:
+    """Whether other files than those that were meant are refused. A reference leads to files with a digest."""
+    if model.is_remote or model.source.startswith(REFERENCES):
+        return True
+    return model.verify is not None and model.verify.mode == "enforce"
+
+
 def _artefact(seen: Seen) -> Iterator[Item]:
     local = [model for model in seen.status.models if any(one.kind == "local" for one in model.replicas)]
     unknown = [
@@ -225,7 +233,7 @@ def _artefact(seen: Seen) -> Iterator[Item]:
     def is_pinned(config: Config) -> bool:
         return all(
             model.is_remote or model.is_pipeline or "@" in model.source or Path(model.source).expanduser().exists()
-            or model.source.startswith("demo") for model in config.models.values()
+            or model.source.startswith(("demo", *REFERENCES)) for model in config.models.values()
         )  # fmt: skip
 
     yield _of_config(
@@ -238,7 +246,7 @@ def _artefact(seen: Seen) -> Iterator[Item]:
     yield _of_config(
         seen,
         "files are verified before they are loaded",
-        lambda config: all(model.verify is not None for model in config.models.values() if not model.is_remote),
+        lambda config: all(map(_is_verified, config.models.values())),
         "Set models.NAME.verify: a pinned digest, or a signature of a trusted key.",
         "docs/artefacts.md",
         is_required=False,

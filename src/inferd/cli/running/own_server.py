@@ -11,8 +11,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from inferd.cli.main import main
 from inferd.cli.terminal import loading
 from inferd.errors import ModelLoadError
+from inferd.machine.parent import die_with
 
 _STOP_S: Final = 40.0
 
@@ -21,10 +23,11 @@ _STOP_S: Final = 40.0
 def own_server(source: str, flags: Sequence[str] = (), settings: Mapping[str, str] | None = None) -> Iterator[str]:
     """``inferd serve`` of a source on a free port for as long as it is needed; yields its address. ``settings``: of its
     environment. Raises ModelLoadError with the server's last sentence."""
-    words = [sys.executable, "-m", "inferd", "serve", source, "--port", "0", "--no-access-log", "--log-format", "text"]
+    flags = ["--port", "0", "--no-access-log", "--log-format", "text", *flags]
+    words = [sys.executable, "-m", __name__, str(os.getpid()), "serve", source, *flags]
     environment = {**os.environ, **(settings or {}), "TERM": "dumb"}
     with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen([*words, *flags], stdout=subprocess.PIPE, stderr=log, env=environment)
+        server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, env=environment)
         try:
             with loading(f"Starting inferd serve {source}") as report_progress:
                 report_progress("loading", 0, 0)
@@ -56,3 +59,9 @@ def _ready_address(server: subprocess.Popen[bytes]) -> str | None:
             if words[: len(beginning)] == beginning:
                 return words[len(beginning)]
     return None
+
+
+if __name__ == "__main__":
+    # In the server's process: the kernel ends it with the command, which cannot do so where it is killed (Linux).
+    if die_with(int(sys.argv[1])):
+        sys.exit(main(sys.argv[2:]))

@@ -148,7 +148,7 @@ def _send(server: Server, model: str, word: str, **body: object) -> None:
     click.echo(f"{_head(report)}: {report.progress.reason}")
 
 
-_reason = click.option("--reason", default="", help="Why; for the audit log and the rollout's changes.")
+_reason = click.option("--reason", default="", help="Why, in at most 200 characters; for the audit log.")
 
 
 @command.command("start")

@@ -27,6 +27,7 @@ from inferd.gateway.control import (
 )
 from inferd.nodes.listener import NodeReport
 from inferd.observe.startup import LoadReport, Phase
+from inferd.router.hints import HintReport
 from inferd.state.group import GatewayReport
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ def rendered(report: ServerReport, name: str, width: int = _WIDE) -> RenderableT
         style = _STYLES.get(node.state, "yellow")
         lines.append(Text.assemble(f"node     {node.name} ", (node.state, style), f"  {_of_node(node)}"))
     lines += gateway_lines(report.gateways)
+    if report.hints is not None:
+        lines.append(Text(f"hints    {_of_hints(report.hints)}"))
     lines += [Text(), models_table(report.models, width)]
     lines += load_lines(report)
     if report.jobs:
@@ -137,6 +140,19 @@ def _of_node(node: NodeReport) -> str:
         f"{node.workers} workers, {node.num_cores} cores, {bytes_text(node.memory_bytes)}{gpus}{labels}, "
         f"beat {node.heartbeat_age_s:.1f} s ago, from {node.address}"
     )
+
+
+def _of_hints(hints: HintReport) -> str:
+    lost = "".join(
+        f", {count:,} {name}"
+        for name, count in (
+            ("of unknown servers", hints.unknown),
+            ("exchanges replaced unread", hints.stale),
+            ("exchanges unreadable", hints.unreadable),
+        )
+        if count
+    )
+    return f"{hints.sent:,} sent, {hints.received:,} received, {hints.used:,} requests placed by them{lost}"
 
 
 def gateway_lines(gateways: Sequence[GatewayReport]) -> list[RenderableType]:
@@ -251,6 +267,7 @@ def _about(replica: ReplicaReport) -> list[str]:
     return [
         f"process {replica.pid}" if replica.pid is not None else "",
         f"on node {replica.node}" if replica.node else "",
+        f"ranks also on {', '.join(replica.rank_nodes)}" if replica.rank_nodes else "",
         f"files {replica.artifact}" if replica.artifact else "",
         planned_text(replica),
         restarts_text(replica.restarts),

@@ -11,6 +11,7 @@ const PAGES = {
   overview: { key: "o", title: "Overview", load: () => import("./pages/overview.js") },
   playground: { key: "p", title: "Playground", load: () => import("./pages/playground.js") },
   models: { key: "m", title: "Models", load: () => import("./pages/models.js") },
+  drift: { key: "d", title: "Drift", load: () => import("./pages/drift.js") },
   requests: { key: "r", title: "Requests", load: () => import("./pages/requests.js") },
   keys: { key: "k", title: "Tenants & keys", load: () => import("./pages/keys.js") },
   events: { key: "e", title: "Events & alerts", load: () => import("./pages/events.js") },

@@ -1,6 +1,6 @@
 // A chart over time with uPlot: its summary for screen readers, and its table.
 // @ts-check
-import { quantity, seconds } from "./format.js";
+import { clock, quantity, seconds } from "./format.js";
 import { Name, View, createRef, html, visibleLine } from "./ui.js";
 
 /** uPlot, whose script the page loads beside its modules; it is there at the latest when the page has loaded. */
@@ -18,8 +18,8 @@ const clockText = (at, range) =>
   new Date(at * 1000).toLocaleString([], range > 172800 ? { month: "numeric", day: "numeric" } : { hour: "2-digit", minute: "2-digit", hour12: false, ...(range < 900 ? { second: "2-digit" } : {}) });
 
 /**
- * @param {{title: string, unit: string, labels: string[], table: (number | null)[][], span: string}} props
- * table: times, then the values of each label.
+ * @param {{title: string, unit: string, labels: string[], table: (number | null)[][], span: string, isUneven?: boolean}} props
+ * table: times, then the values of each label. isUneven: the times have no common step.
  */
 export class Chart extends View {
   constructor(props) {
@@ -106,11 +106,11 @@ export class Chart extends View {
     return `${title}, last ${span}. ${parts.join("; ")}.`;
   }
 
-  render({ title, unit, labels, table, span }, { isOpen, isFocused }) {
+  render({ title, unit, labels, table, span, isUneven }, { isOpen, isFocused }) {
     const times = table[0];
     // A row stands for several values where there are many; it has the highest, so that no peak is lost.
-    const stride = Math.max(1, Math.ceil(times.length / TABLE_ROWS));
-    const step = times.length > 1 ? Math.round((times[1] - times[0]) * stride) : 0;
+    const stride = isUneven ? 1 : Math.max(1, Math.ceil(times.length / TABLE_ROWS));
+    const step = times.length > 1 && !isUneven ? Math.round((times[1] - times[0]) * stride) : 0;
     const rows = [];
     for (let index = times.length - 1; index >= 0 && isOpen; index -= stride) rows.push(index);
     const highest = (values, last) => values.slice(Math.max(0, last - stride + 1), last + 1).reduce((one, other) => (one === null || (other !== null && other > one) ? other : one), null);
@@ -138,7 +138,7 @@ export class Chart extends View {
             <thead><tr><th scope="col">Time</th>${labels.map((label) => html`<th scope="col"><${Name} text=${label} /></th>`)}</tr></thead>
             <tbody>
               ${rows.map((row) => html`<tr>
-                <th scope="row">${new Date(times[row] * 1000).toLocaleTimeString([], { hour12: false })}</th>
+                <th scope="row">${isUneven ? clock(times[row]) : new Date(times[row] * 1000).toLocaleTimeString([], { hour12: false })}</th>
                 ${labels.map((_, index) => html`<td>${quantity(highest(table[index + 1], row), AXIS_UNITS.has(unit) ? unit : "")}</td>`)}
               </tr>`)}
             </tbody>

@@ -21,6 +21,9 @@ export function number(value) {
   return trim(value);
 }
 
+/** A count, to the last digit. @param {number} value */
+export const count = (value) => value.toLocaleString("en-US");
+
 const trim = (value) => String(Number(value.toPrecision(3)));
 
 /** @param {number | null | undefined} value */

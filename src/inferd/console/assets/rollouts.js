@@ -1,6 +1,6 @@
 // A rollout of a model: its step, what each guard says with its evidence, the copied requests and the golden set.
 // @ts-check
-import { number } from "./format.js";
+import { count, number } from "./format.js";
 import { Name, State, Table, html, visible, visibleLine } from "./ui.js";
 
 /** What became of copied requests, in words. */
@@ -30,9 +30,6 @@ export function copied(copies) {
 
 /** A step in words. @param {number} weight @param {number} shadow */
 export const step = (weight, shadow) => `${number(weight)} %` + (shadow ? ` and copies of ${number(shadow)} %` : "");
-
-/** A count, to the last digit. @param {number} value */
-const count = (value) => value.toLocaleString("en-US");
 
 /** The number of bad units and of all. @param {number} bad @param {number} units */
 const part = (bad, units) => html`<td class="number">${count(bad)} of ${count(units)}</td>`;

@@ -85,7 +85,7 @@ export const Name = ({ text }) => html`<bdi class="name">${visibleLine(text)}</b
 export function State({ state }) {
   const kind = /^(ready|serving|active|closed|ok|loaded|passed|promoted)$/.test(state)
     ? "good"
-    : /^(failed|dead|open|revoked|error|unavailable|ejected|critical|page|worse|rolled back)$/.test(state)
+    : /^(failed|dead|open|revoked|error|unavailable|ejected|critical|page|worse|rolled back|drifts)$/.test(state)
       ? "bad"
       : "other";
   const mark = { good: "●", bad: "▲", other: "○" }[kind];

@@ -79,6 +79,7 @@ def _shown_to(context: Context, principal: Principal, report: ServerReport) -> S
         models=models,
         nodes=[],
         gateways=[],
+        hints=None,
         tenants=[tenant for tenant in report.tenants if tenant.name == principal.tenant],
         jobs=[job for job in report.jobs if job.tenant == principal.tenant],
         energy=None if report.energy is None else _energy_shown_to(principal, report.energy),

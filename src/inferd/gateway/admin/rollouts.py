@@ -12,7 +12,7 @@ from inferd.gateway.admission import find_model, may_use
 from inferd.gateway.body.decode import decode_body
 from inferd.gateway.call import Call, Response, read_body, require_json
 from inferd.gateway.context import Context
-from inferd.gateway.errors import invalid
+from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.writer import encode
 from inferd.gateway.route import Endpoint
 from inferd.rollout.machine import Command
@@ -72,8 +72,7 @@ def commanding(command: Command) -> Endpoint:
         if body:
             require_json(call)
         given = await decode_body(body, _command_decoder) if body else RolloutCommand()
-        if len(given.reason) > MAX_REASON_CHARS or not given.reason.isprintable():
-            raise invalid("reason", f"reason must be at most {MAX_REASON_CHARS} printable characters.")
+        _check_reason(given.reason)
         if given.full and command != "promote":
             raise invalid("full", "full is for promote alone; leave it out.")
         actor = actor_of(call)
@@ -82,6 +81,20 @@ def commanding(command: Command) -> Endpoint:
         return Response(200, encode(await control_of(context).rollouts.command(model.name, wanted, actor, why)))
 
     return endpoint
+
+
+def _check_reason(reason: str) -> None:
+    """Raises InvalidRequest, with the remedy."""
+    if len(reason) > MAX_REASON_CHARS:
+        raise invalid(
+            "reason",
+            f"reason has {len(reason):,} characters, and may have {MAX_REASON_CHARS}. Shorten it, for example to the "
+            "number of a ticket with the whole text.",
+        )
+    if not reason.isprintable():
+        raise invalid(
+            "reason", f"reason is {shown(reason)}; write one line, without line breaks and control characters."
+        )
 
 
 async def note_bad(context: Context, call: Call, name: str) -> Response:

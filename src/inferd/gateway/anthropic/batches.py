@@ -194,7 +194,7 @@ class _Requests:
 def _read(at: str, element: bytes) -> tuple[BatchedMessage, str | None]:
     """A request, and the model that it names. Raises InvalidRequest."""
     try:
-        read = decode(element, request_decoder)
+        read = decode(element, request_decoder, texts=False)
         if not bytes(read.params).startswith(b"{"):
             raise InvalidRequest("params must be an object, a body of POST /v1/messages.", param="params")
     except InvalidRequest as error:

@@ -1,7 +1,4 @@
-"""Compressed bodies of requests and answers: gzip and deflate (RFC 1952, RFC 1950).
-
-A small body may decompress to any size, so decompression stops at the limit for bodies.
-"""
+"""Compressed bodies of requests and answers: gzip and deflate (RFC 1952, RFC 1950)."""
 
 from __future__ import annotations
 
@@ -9,16 +6,14 @@ import asyncio
 import zlib
 from typing import Final
 
-from inferd.config.units import bytes_text
-from inferd.errors import InvalidRequest
+from inferd.gateway.body.inflate import WBITS, decompress
 from inferd.gateway.call import Call, Encoding, Response
-from inferd.gateway.errors import BodyTooLarge, UnsupportedMediaType, printable
+from inferd.gateway.errors import UnsupportedMediaType, printable
 
 MIN_BYTES: Final = 1024  # a smaller answer is sent uncompressed
 OFF_LOOP_BYTES: Final = 1024  # a larger compressed body is decompressed on another thread
 OFF_LOOP_ANSWER_BYTES: Final = 64 * 1024
 _LEVEL: Final = 1
-_WBITS: Final[dict[Encoding, int]] = {"gzip": 31, "deflate": 15}
 
 
 def encoding_of(call: Call) -> Encoding | None:
@@ -46,31 +41,6 @@ async def decompressed(body: bytes, encoding: Encoding | None, max_bytes: int) -
     if len(body) > OFF_LOOP_BYTES:
         return await asyncio.to_thread(decompress, body, encoding, max_bytes)
     return decompress(body, encoding, max_bytes)
-
-
-def decompress(body: bytes, encoding: Encoding, max_bytes: int) -> bytes:
-    """As ``decompressed``, on the calling thread."""
-    inflate = zlib.decompressobj(_WBITS[encoding])
-    try:
-        found = inflate.decompress(body, max_bytes + 1)
-    except zlib.error as error:
-        raise InvalidRequest(
-            f"The body is not {encoding}, as Content-Encoding says ({error}); compress it again or leave the header "
-            "out.",
-            code="invalid_encoding",
-        ) from None
-    if len(found) > max_bytes:
-        raise BodyTooLarge(
-            f"The request body is larger than {bytes_text(max_bytes)} when it is opened; send less, or raise "
-            "server.max_body_bytes."
-        )
-    if not inflate.eof or inflate.unused_data:
-        raise InvalidRequest(
-            f"The {encoding} body {'has something behind its end' if inflate.eof else 'ends before it is complete'}; "
-            "send one complete stream.",
-            code="invalid_encoding",
-        )
-    return found
 
 
 def wanted_encoding(call: Call) -> Encoding | None:
@@ -101,5 +71,5 @@ async def compressed(response: Response, encoding: Encoding) -> Response:
 
 def compress(body: bytes, encoding: Encoding) -> bytes:
     """The compressed body, on the calling thread."""
-    deflate = zlib.compressobj(_LEVEL, wbits=_WBITS[encoding])
+    deflate = zlib.compressobj(_LEVEL, wbits=WBITS[encoding])
     return deflate.compress(body) + deflate.flush()

@@ -34,19 +34,22 @@ _STEP = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+)\]|\[\.\.\.\]")
 _decode = msgspec.json.Decoder().decode
 
 
-async def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The decoded body. Raises InvalidRequest, which names the wrong field."""
+async def decode_body(body: bytes, decoder: msgspec.json.Decoder[T], *, texts: bool = True) -> T:
+    """The decoded body. Raises InvalidRequest, which names the wrong field.
+
+    ``texts``: False where the decoder's type keeps texts as they stand in the body (``msgspec.Raw``) or skips them.
+    """
     if len(body) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(decode, body, decoder)
+        return await asyncio.to_thread(decode, body, decoder, texts=texts)
     return decode(body, decoder)
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, texts: bool = True) -> T:
     """As ``decode_body``, on the calling thread."""
     if not body:
         raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
     if len(body) > CHEAP_BYTES:
-        check_decode_cost(body)
+        check_decode_cost(body, texts=texts)
     try:
         decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -66,10 +69,10 @@ async def json_body(call: Call, max_bytes: int, timeout_s: float) -> bytes:
 
 
 async def within_decode_cost(body: bytes) -> bytes:
-    """The body, unchanged, after ``check_decode_cost``. To be called before any decoder reads it. Raises
-    InvalidRequest."""
+    """The body, unchanged, after ``check_decode_cost`` for a decoder that steps over texts. To be called before any
+    decoder reads it. Raises InvalidRequest."""
     if len(body) > MAX_DECODE_COST:
-        await asyncio.to_thread(check_decode_cost, body)
+        await asyncio.to_thread(check_decode_cost, body, texts=False)
     return body
 
 

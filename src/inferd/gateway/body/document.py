@@ -9,6 +9,7 @@ decoder, holds the interpreter's lock until it ends.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from inferd.errors import InvalidRequest
-from inferd.gateway.body.decode_cost import pieces
+from inferd.gateway.body.decode_cost import PIECE_BYTES, pieces
 from inferd.gateway.errors import invalid, printable
 from inferd.predict.codecs.duplicates import DuplicateKey, refuse_duplicates
 
@@ -25,6 +26,8 @@ MAX_DEPTH: Final = 256
 many."""
 
 _ENCODED_BYTES: Final = 64 * 1024  # a larger document is not encoded again: that takes long for a large text
+_LONGEST_ESCAPE: Final = 6
+_CONTINUATION: Final = bytes(range(0x80, 0xC0))  # of a character in UTF-8
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -33,9 +36,12 @@ _encode = msgspec.json.Encoder().encode
 def check_document(body: bytes) -> None:
     """Check valid JSON as a whole. Raises InvalidRequest where an object has a key twice, a string is not UTF-8, a
     number cannot be held, or there are too many levels of lists and objects."""
-    if is_certain(body):
-        return
+    num_colons = None
     try:
+        if len(body) > _ENCODED_BYTES:
+            body, num_colons = shortened(body)
+        if is_certain(body, num_colons):
+            return
         value = json.loads(body.decode("utf-8"), object_pairs_hook=refuse_duplicates, parse_float=_finite)
     except DuplicateKey as error:
         name = printable(str(error))
@@ -59,22 +65,54 @@ def _finite(number: str) -> float:
     return value
 
 
-def is_certain(body: bytes) -> bool:
+def shortened(body: bytes) -> tuple[bytes, int]:
+    """Valid JSON without what stands between the first and the last bytes of long texts, and the number of its keys.
+
+    A decoder holds the interpreter's lock while it makes an object of a text, so the middle of a text is looked at in
+    pieces, and dropped. Raises InvalidRequest for a key so long that its middle was dropped, and UnicodeDecodeError.
+    """
+    kept: list[bytes] = []
+    num_colons = 0
+    is_cut = may_end_escaped = False  # the string before was shortened; the piece before may end within an escape
+    for piece in pieces(body):
+        raw = piece.raw
+        has_escape = b"\\" in raw
+        if piece.is_inside and not piece.outside and not has_escape and not may_end_escaped:
+            inner = raw.lstrip(_CONTINUATION)  # the rest of a character that the piece before begins
+            decoder = codecs.getincrementaldecoder("utf-8")()
+            decoder.decode(inner)
+            kept += raw[: len(raw) - len(inner)], decoder.getstate()[0]
+            is_cut = True
+            continue
+        kept.append(raw)
+        may_end_escaped = has_escape and b"\\" in raw[-_LONGEST_ESCAPE:]
+        num_colons += sum([part.count(b":") for part in piece.outside])
+        if is_cut and (rest := b"".join(piece.outside).lstrip()):
+            if rest.startswith(b":"):
+                raise InvalidRequest(
+                    f"The request body has a key of more than {PIECE_BYTES} bytes; send a shorter one.",
+                    code="invalid_json",
+                )
+            is_cut = False
+    return b"".join(kept), num_colons
+
+
+def is_certain(body: bytes, num_colons: int | None = None) -> bool:
     """True only for JSON that ``check_document`` accepts. Takes less than half of its time.
 
     The document is decoded, which drops keys that come twice, and encoded again. Every key has one colon; colons inside
     strings are copied, or dropped with their string. So an equal number of colons means that no key was dropped, unless
-    an escape sequence stands for a colon. In a large document, keys and the colons outside strings are counted instead.
+    an escape sequence stands for a colon. In a large document, keys are counted and compared with ``num_colons``, the
+    colons outside strings.
     """
-    is_large = len(body) > _ENCODED_BYTES
     if (
-        not is_large and b"\\" in body and b"\\u003" in body
+        num_colons is None and b"\\" in body and b"\\u003" in body
     ):  # a search for one byte is ten times as fast where there is none
         return False  # the escape sequence of a colon, or of a character next to it
     try:
         value = _decode(body)
-        if is_large:
-            return _num_keys(value) == sum(part.count(b":") for piece in pieces(body) for part in piece.outside)
+        if num_colons is not None:
+            return _num_keys(value) == num_colons
         if body.count(b"[") + body.count(b"{") > MAX_DEPTH and is_too_deep(value):
             return False
         again = _encode(value)

@@ -34,7 +34,7 @@ class EmbeddedJson:
         data = text.encode("utf-8")
         self._num_bytes += len(data)
         if self._num_bytes > CHEAP_BYTES:
-            self._cost += decode_cost(data)
+            self._cost += decode_cost(data, texts=False)  # their bytes have a limit of their own
         if self._num_bytes > MAX_TEXT_BYTES or self._cost > MAX_DECODE_COST:
             raise _too_costly()
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from inferd.config.units import bytes_text
 from inferd.errors import InvalidRequest
 from inferd.http.cost import PROTOBUF_FIELD
 from inferd.predict.codecs.v2_parameters import Value, parameter
@@ -22,6 +23,7 @@ class Envelope(NamedTuple):
 
 MAX_FIELDS: Final = 2048  # of a message: enough for a thousand tensors and their contents
 MAX_PARAMETERS: Final = 256
+MAX_BYTES: Final = 1 << 20  # of a message beside its tensors: texts are made of them in the event loop
 
 _PARAMETER_COST: Final = 40 * PROTOBUF_FIELD
 _WORST_COST: Final = MAX_FIELDS * PROTOBUF_FIELD + MAX_PARAMETERS * _PARAMETER_COST
@@ -71,10 +73,17 @@ def _read(body: bytes, found: list[Field]) -> tuple[Envelope, int]:
     """The envelope, and the number of parameters that were read for it."""
     model = version = request_id = ""
     parameters: dict[str, Value] = {}
-    num_parameters = 0
+    num_parameters = num_bytes = 0
     for field, wire, start, end in found:
         if field > 4 or wire != LENGTH:
             continue
+        num_bytes += end - start
+        if num_bytes > MAX_BYTES:
+            raise InvalidRequest(
+                f"The names, ids and parameters of the request have more than {bytes_text(MAX_BYTES)}; shorten them.",
+                param="parameters",
+                code="too_many_values",
+            )
         if field == 1:
             model = text(body, start, end)
         elif field == 2:

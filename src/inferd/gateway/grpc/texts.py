@@ -7,15 +7,17 @@ The request's parameters, and the optional input ``sampling_parameters`` (JSON),
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-import msgspec
-
 from inferd import clock
+from inferd.config.units import bytes_text
 from inferd.errors import InferdError, InvalidRequest
 from inferd.gateway.admission import reserve
+from inferd.gateway.body.decode import OFF_LOOP_BYTES
+from inferd.gateway.body.embedded import MAX_TEXT_BYTES, decoded_text
 from inferd.gateway.call import Answer, Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import check_end, invalid, shown
@@ -38,7 +40,6 @@ _OUTPUT: Final = sized(5, sized(1, b"text_output") + sized(2, b"BYTES") + sized(
 _LENGTH: Final = struct.Struct("<I")
 _MAX_FIELDS: Final = 64  # of a message of a tensor with one element, and of its contents
 _SEQUENCE: Final = frozenset({"sequence_id", "sequence_start", "sequence_end"})  # generation has no sequences
-_options_decoder: Final = msgspec.json.Decoder(dict[str, object])
 
 
 def writes_texts(model: ModelStatus) -> bool:
@@ -55,7 +56,7 @@ async def text_work(
     head: bytes,
 ) -> TextWork:
     """Decode and check a request for a whole text. Raises InvalidRequest."""
-    request, options = _text_request(envelope, body, remaining_s)
+    request, options = await _read_request(envelope, body, remaining_s)
     generation = await generation_of(call, served, request, options, is_stream=False)
     identity = f"{served.status.name} {served.requested_version} {DIALECT}\n".encode() + body
     before = request.text_input if options.get("exclude_input_in_output") is False else ""
@@ -77,7 +78,8 @@ async def completions(
     head: bytes,
 ) -> AsyncGenerator[tuple[bytes, bool], None]:
     """A message for each piece of the text (``head`` and the output), and whether it is the last one."""
-    generation = await generation_of(call, served, *_text_request(envelope, body, remaining_s), is_stream=True)
+    request, options = await _read_request(envelope, body, remaining_s)
+    generation = await generation_of(call, served, request, options, is_stream=True)
     call.received_at = clock.now()
     cost = generation.prepare(call, b"")
     reserve(context, call, served.status.name, prompt_tokens=cost.max_prompt, max_tokens=cost.max_answer)
@@ -93,6 +95,14 @@ async def completions(
         piece = "".join([delta.text for delta in output.deltas])
         if piece or end is not None:
             yield head + write_text(piece), end is not None
+
+
+async def _read_request(
+    envelope: Envelope, body: bytes, remaining_s: float | None
+) -> tuple[TextRequest, dict[str, object]]:
+    if len(body) > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(_text_request, envelope, body, remaining_s)
+    return _text_request(envelope, body, remaining_s)
 
 
 def _text_request(envelope: Envelope, body: bytes, remaining_s: float | None) -> tuple[TextRequest, dict[str, object]]:
@@ -146,9 +156,12 @@ def note_texts(call: Call) -> None:
 
 def _options_of(written: str) -> dict[str, object]:
     try:
-        return _options_decoder.decode(written)
-    except (ValueError, RecursionError) as error:
+        options = decoded_text(written)
+    except ValueError as error:
         raise invalid(f"inputs.{OPTIONS}", f"The input {OPTIONS!r} is not a JSON object ({error}).") from None
+    if not isinstance(options, dict):
+        raise invalid(f"inputs.{OPTIONS}", f"The input {OPTIONS!r} is {shown(options)}; send a JSON object.")
+    return options
 
 
 def write_text(written: str) -> bytes:
@@ -161,7 +174,15 @@ def write_text(written: str) -> bytes:
 
 
 def read_texts(body: bytes) -> dict[str, str]:
-    """The texts of the inputs, by name. Raises InvalidRequest for an input that is not BYTES of one element."""
+    """The texts of the inputs, by name. Raises InvalidRequest for an input that is not BYTES of one element, and for a
+    message that is longer than its texts may be."""
+    if len(body) > MAX_TEXT_BYTES:
+        raise invalid(
+            f"inputs.{INPUT}",
+            f"The message has {bytes_text(len(body))}; {bytes_text(MAX_TEXT_BYTES)} of texts are read at most. Shorten "
+            "the text.",
+            "too_many_values",
+        )
     described: list[tuple[str, str, bytes]] = []
     raws: list[bytes] = []
     for field, wire, start, end in fields(body, 0, len(body), MAX_FIELDS):

@@ -43,10 +43,10 @@ def read_infer(
     if len(head) > OFF_LOOP_BYTES:
         head = outline(head, _LEVELS, most)
         if len(head) > MAX_DECODE_COST:
-            check_decode_cost(head)
+            check_decode_cost(head, texts=False)
     try:
         if len(head) > CHEAP_BYTES and len(raw := bytes(raw_head_decoder.decode(head).parameters)) > CHEAP_BYTES:
-            check_decode_cost(raw)
+            check_decode_cost(raw, texts=True)
         parameters = head_decoder.decode(head).parameters
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         parameters = decode(head, head_decoder).parameters  # raises an InvalidRequest that names the field

@@ -44,6 +44,9 @@ def find_served(context: Context, principal: Principal, name: str, version: str 
     if config is not None and version:
         version = str(config.versions.aliases.get(version, version))
     there = versions_among(known, name)
+    base, at, word = name.rpartition("@")
+    if not there and at and not requested:  # digits@9, where digits has other versions
+        there, name, requested = versions_among(known, base), base, word
     for served in there:
         if served.version == version:
             return served._replace(requested_version=version)

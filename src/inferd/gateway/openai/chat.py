@@ -40,10 +40,12 @@ from inferd.gateway.upstream import ModelStatus
 from inferd.types import CallDelta, Delta, FinishReason, Output, Usage
 
 
-async def create_chat_completion(context: Context, call: Call, raw: bytes, body: ChatRequest) -> Answer:
-    """Answer a chat completion. ``raw`` is the body as the client sent it. Raises InferdError for every failure before
-    the first token."""
-    call.ignored = check_unsupported(body)
+async def create_chat_completion(
+    context: Context, call: Call, raw: bytes, body: ChatRequest, unknown: Sequence[str]
+) -> Answer:
+    """Answer a chat completion. ``raw`` is the body as the client sent it, ``unknown`` are keys within it that have no
+    effect. Raises InferdError for every failure before the first token."""
+    call.ignored = [*check_unsupported(body), *unknown]
     _check_chat(body)
     max_tokens = body.max_completion_tokens
     if max_tokens is None:

@@ -9,6 +9,7 @@ from typing import Final
 from inferd.errors import InvalidRequest
 from inferd.gateway.body.embedded import EmbeddedJson
 from inferd.gateway.errors import invalid, shown
+from inferd.gateway.generation.fields import is_given
 from inferd.gateway.limits import MAX_MESSAGES, MAX_TOOLS, check_arguments_schema
 from inferd.gateway.openai.wire import JSON, ChatMessage, ChatRequest, ContentPart, TokenizeRequest, Tool
 from inferd.types import Chat
@@ -35,6 +36,14 @@ _RESERVED: Final = frozenset(
         "add_special_tokens",
     ]
 )
+
+
+_REMEDIES: Final[dict[str, str]] = {  # for the keys of a message that would change the answer
+    "function_call": "Send the call in 'tool_calls'.",
+    "audio": "The models served here read text only; send the text in 'content'.",
+    "prefix": "Set 'continue_final_message' of the request to continue the last message.",
+    "partial": "Set 'continue_final_message' of the request to continue the last message.",
+}
 
 
 def chat_of(
@@ -89,6 +98,9 @@ def _message(message: ChatMessage, at: str, embedded: EmbeddedJson) -> JSON:
     role = message.role
     if role not in _ROLES:
         raise invalid(f"{at}.role", f"{at}.role must be one of {', '.join(_ROLES)}, not {shown(role)}.")
+    for name, remedy in _REMEDIES.items():
+        if is_given(getattr(message, name)):
+            raise invalid(f"{at}.{name}", f"{at}.{name} is not supported. {remedy}", "unsupported_parameter")
     rendered: JSON = {"role": "system" if role == "developer" else role, "content": _content(message, at)}
     if message.name is not None:
         rendered["name"] = message.name
@@ -140,12 +152,12 @@ def _check_results(messages: list[ChatMessage]) -> None:
 
 def _content(message: ChatMessage, at: str) -> str:
     content = message.content
+    if not content and message.role == "assistant":
+        return message.refusal or ""
+    if content is None:
+        raise invalid(f"{at}.content", f"{at}.content is missing; a {message.role} message needs text.")
     if isinstance(content, str):
         return content
-    if content is None:
-        if message.role != "assistant":
-            raise invalid(f"{at}.content", f"{at}.content is missing; a {message.role} message needs text.")
-        return ""
     return "\n".join(_part(part, message.role, f"{at}.content[{j}]") for j, part in enumerate(content))
 
 

@@ -76,7 +76,7 @@ async def relay_request(context: Context, call: Call, path: str, body: bytes) ->
     if name is None:
         return None
     if not is_decoded or is_large:
-        await decode_body(body, decoder)  # type: ignore[misc]  # its error names the wrong field
+        await decode_body(body, decoder, texts=False)  # type: ignore[misc]  # its error names the wrong field
     else:
         check_document(body)
     num_prompts = width = 1
@@ -161,7 +161,10 @@ class RelayWork:
 def relay_cache_inputs(context: Context, name: str, body: bytes) -> CacheInputs:
     """The cache inputs of a request for a model with remote replicas alone: its servers' addresses replace the
     fingerprint. Raises InvalidRequest."""
-    fields = decode(body, cached_decoder)
+    try:
+        fields = cached_decoder.decode(body)
+    except (ValueError, RecursionError):
+        fields = decode(body, cached_decoder, texts=False)  # raises an InvalidRequest that names the field
     servers = [f"{remote.url} {remote.model}" for remote in context.config.models[name].upstreams]
     return CacheInputs(
         name,

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from msgspec import UNSET
-
 from inferd.gateway.errors import invalid, shown
-from inferd.gateway.generation.fields import NEUTRAL
+from inferd.gateway.generation.fields import is_given
 from inferd.gateway.limits import (
     INT32_MAX,
     INT64_MAX,
@@ -64,19 +62,13 @@ def check_unsupported(body: GenerationFields) -> list[str]:
     answer and is not supported."""
     wire = type(body)
     for name in REFUSED[wire]:
-        if _is_given(body, name):
+        if is_given(getattr(body, name)):
             remedy = _REMEDY.get(name, "Leave it out.")
             raise invalid(name, f"{name} is not supported. {remedy}", "unsupported_parameter")
-    ignored = [name for name in IGNORED[wire] if _is_given(body, name)]
+    ignored = [name for name in IGNORED[wire] if is_given(getattr(body, name))]
     if body.stream_options is not None and body.stream_options.include_obfuscation:
         ignored.append("stream_options.include_obfuscation")
     return ignored
-
-
-def _is_given(body: GenerationFields, name: str) -> bool:
-    """Whether an undecoded field has a value other than null, false or empty."""
-    value = getattr(body, name)
-    return value is not UNSET and bytes(value) not in NEUTRAL
 
 
 def sampling_of(

@@ -108,7 +108,7 @@ def _decode_fields(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(raw)
     except (ValueError, RecursionError):
-        return decode(raw, decoder)  # raises an InvalidRequest that names the field
+        return decode(raw, decoder, texts=False)  # raises an InvalidRequest that names the field
 
 
 async def _answer(context: Context, call: Call, raw: bytes, fields: _Fields, dialect: str, *tasks: str) -> Answer:
@@ -153,7 +153,7 @@ def _only_model(context: Context, call: Call, *tasks: str) -> ModelStatus | None
 
 async def _relayed(context: Context, call: Call, name: str, path: str, fields: _Fields, raw: bytes) -> Answer:
     """Answer for a model with remote replicas alone. The remote server checks the texts."""
-    await decode_body(raw, _fields)  # the body is not decoded again: repeated keys are refused now
+    await decode_body(raw, _fields, texts=False)  # the body is not decoded again: repeated keys are refused now
     call.model = name
     terms = terms_of(call, priority=fields.priority, timeout=fields.timeout)
     relay = Relay(path=path, body=raw, headers=forwarded_headers(call))

@@ -160,7 +160,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation; keys we do not know are left out."""
+    """One message of a conversation."""
 
     role: str
     content: str | list[ContentPart | str] | None = None
@@ -169,6 +169,12 @@ class ChatMessage(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
+    # would change the answer, and are not supported
+    function_call: Refused = UNSET
+    audio: Refused = UNSET
+    prefix: Refused = UNSET
+    partial: Refused = UNSET
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True):

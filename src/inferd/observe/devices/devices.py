@@ -16,6 +16,9 @@ from inferd.observe.devices.reading import Reading, Source
 from inferd.observe.devices.sensors import find_sensors
 from inferd.observe.devices.simulated import Simulated, script_of
 
+STOP_LIMIT_S: Final = 0.5
+"""The time for which a stop waits for readings that are under way, all sources together."""
+
 
 def _find_nvml() -> Source | None:
     from inferd.observe.devices.nvml import find_nvml  # ctypes, which the start of a server does not wait for
@@ -72,9 +75,12 @@ class Devices:
             feed.start()
 
     def stop(self) -> None:
-        """Idempotent; does not wait for a driver that hangs."""
+        """End the threads. Idempotent; waits for a driver that hangs for a bounded time."""
         for feed in self._feeds:
             feed.stop()
+        deadline = clock.now() + STOP_LIMIT_S
+        for feed in self._feeds:
+            feed.join(max(0.0, deadline - clock.now()))
 
     def current(self) -> list[Reading]:
         """The devices whose last reading is not too old."""

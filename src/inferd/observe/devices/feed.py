@@ -53,8 +53,13 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end. A thread in a driver that hangs ends with the process."""
+        """Ask the thread to end."""
         self._stopping.set()
+
+    def join(self, limit_s: float) -> None:
+        """Wait for the end of a thread that was asked to end; one in a driver that hangs ends with the process."""
+        if self._thread.is_alive():
+            self._thread.join(limit_s)
 
     def current(self) -> Sequence[Reading]:
         """The readings of the last time, unless they are too old."""

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Mapping
 from email.message import Message
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, Final, NoReturn, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -27,6 +27,7 @@ from inferd.errors import ModelLoadError
 
 API: Final = "/api/2.0/mlflow"
 MAX_ANSWER_BYTES: Final = 16 << 20
+_MAX_ERROR_BYTES: Final = 65_536
 _MAX_SAID: Final = 300  # characters of the server's own message
 _MAX_SECRET: Final = 8192
 _AWAY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -74,7 +75,7 @@ class Server:
                 body = _read(answer, until)
         except urllib.error.HTTPError as error:
             with error:
-                self._refused(path, error)
+                self._refused(path, error, until)
         except urllib.error.URLError as error:
             if isinstance(error.reason, ssl.SSLCertVerificationError):
                 raise refused(
@@ -95,10 +96,10 @@ class Server:
         """Where the server gives a file of its artifacts. ``root``: see ``listing.proxied_root``."""
         return f"{self.url}/api/2.0/mlflow-artifacts/artifacts/{quote('/'.join(part for part in (root, path) if part))}"
 
-    def _refused(self, path: str, error: urllib.error.HTTPError) -> NoReturn:
+    def _refused(self, path: str, error: urllib.error.HTTPError, until: float) -> NoReturn:
         said = ""
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, OSError, http.client.HTTPException):
-            said = msgspec.json.decode(error.read(65_536), type=_Error).message
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, OSError, http.client.HTTPException, _TooSlow):
+            said = msgspec.json.decode(_read(error, until, _MAX_ERROR_BYTES), type=_Error).message
         said = "".join(letter if letter.isprintable() else " " for letter in said[:_MAX_SAID]).rstrip(" .")
         if error.code in _AWAY_STATUSES:
             raise self._away(path, f"{error.code} {said or error.reason}") from None
@@ -180,14 +181,18 @@ class _TooSlow(Exception):
     """The answer did not end in time, or is too long."""
 
 
-def _read(answer: http.client.HTTPResponse, until: float) -> bytes:
+class _Body(Protocol):
+    def read1(self, n: int, /) -> bytes: ...
+
+
+def _read(answer: _Body, until: float, most: int = MAX_ANSWER_BYTES) -> bytes:
     """The body, within a time and a size. Raises _TooSlow."""
     parts, size = [], 0
     while part := answer.read1(1 << 16):
         parts.append(part)
         size += len(part)
-        if size > MAX_ANSWER_BYTES:
-            raise _TooSlow(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
+        if size > most:
+            raise _TooSlow(f"the answer has more than {most} bytes")
         if clock.now() > until:
             raise _TooSlow("the answer did not end in time")
     return b"".join(parts)

@@ -89,6 +89,13 @@ class PrefixIndex:
         while len(self._holders) > self._max_entries:
             self._holders.popitem(last=False)
 
+    def learn(self, keys: Sequence[int], replica: int) -> list[int]:
+        """Note that the replica received a text with these prefixes elsewhere; those that were not known of it."""
+        holder = self._generation.get(replica)
+        new = [key for key in keys if holder is None or holder not in self._holders.get(key, ())]
+        self.note(keys, replica)
+        return new
+
     def forget(self, replica: int) -> None:
         """Note that the replica's cache is empty. Takes constant time."""
         holder = self._generation.pop(replica, None)
@@ -177,6 +184,22 @@ def prefixes(tenant: str, text: bytes) -> list[int]:
         keys.append(int.from_bytes(digest.copy().digest()))
         begin = end
     return keys
+
+
+def new_bytes(num_bytes: int, seen_bytes: int) -> int:
+    """The bytes of a prompt that a replica has not received before, about. ``seen_bytes``: of those that are indexed. A
+    prompt whose indexed bytes it has all received is taken to go on with what it received."""
+    return 0 if seen_bytes >= MAX_BYTES else max(0, num_bytes - seen_bytes)
+
+
+def last_seen(keys: Sequence[int], seen_bytes: int) -> int:
+    """The key of the longest prefix within the first ``seen_bytes`` of a text, which are one chunk or more."""
+    return keys[bisect_right(ENDS, seen_bytes) - 1]
+
+
+def indexed_bytes(keys: Sequence[int]) -> int:
+    """The bytes of a text that its keys cover."""
+    return ENDS[len(keys) - 1] if keys else 0
 
 
 def continuation_of(keys: Sequence[int], seen_bytes: int) -> int:

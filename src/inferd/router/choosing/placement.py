@@ -13,9 +13,19 @@ from random import Random
 from typing import Final
 
 from inferd.config import ModelConfig
-from inferd.router.choosing.affinity import CHUNK_BYTES, PrefixIndex, continuation_of, prefixes, text_of
-from inferd.router.choosing.policy import choose
+from inferd.router.choosing.affinity import (
+    CHUNK_BYTES,
+    PrefixIndex,
+    continuation_of,
+    indexed_bytes,
+    last_seen,
+    new_bytes,
+    prefixes,
+    text_of,
+)
+from inferd.router.choosing.policy import LEAST_PART, choose
 from inferd.router.choosing.sequence_replicas import SequenceReplicas
+from inferd.router.choosing.split import FIRST_TOKENS_PER_BYTE
 from inferd.router.replicas.fleet import Fleet
 from inferd.router.replicas.member import Member
 from inferd.router.ticket import Ticket
@@ -33,7 +43,18 @@ class Placement:
     computes an earlier attempt (``Retries.abandoned``).
     """
 
-    __slots__ = ("_abandoned", "_fleet", "_prefixes", "_random", "_recent", "config", "seen_bytes", "sequence_replicas")
+    __slots__ = (
+        "_abandoned",
+        "_fleet",
+        "_heard",
+        "_prefixes",
+        "_random",
+        "_recent",
+        "config",
+        "num_by_hints",
+        "seen_bytes",
+        "sequence_replicas",
+    )
 
     def __init__(self, config: ModelConfig, fleet: Fleet, abandoned: Collection[str], random: Random) -> None:
         self.config = config
@@ -42,6 +63,8 @@ class Placement:
         self._random = random
         self._prefixes = PrefixIndex(MAX_PREFIXES)
         self._recent: deque[tuple[str, list[int]]] = deque(maxlen=MAX_RECENT)
+        self._heard: dict[int, int] = {}  # prefixes that were known by hints first, and the index of their server
+        self.num_by_hints = 0  # requests that went to a server for a prefix of which a hint told
         self.sequence_replicas = SequenceReplicas()
         self.seen_bytes = 0  # of the prompt that was placed last: those that its replica had received before
 
@@ -55,11 +78,7 @@ class Placement:
                 able.append(member)
         if ticket.failed_replicas:
             able = [member for member in able if member.replica not in ticket.failed_replicas]
-        holder = (
-            self.sequence_replicas.replica_of(request)
-            if isinstance(request, PredictRequest) and request.sequence
-            else None
-        )
+        holder = self.sequence_replicas.replica_of(request)
         if holder is not None and any(member.replica is holder for member in self._fleet.members):
             able = [member for member in able if member.replica is holder]
         if request_id in self._abandoned:  # a replica that still computes an earlier attempt has the id in use
@@ -78,6 +97,12 @@ class Placement:
         text = text_of(request, ticket.relay) if uses_prefixes and not request.is_copy else b""
         return self._preferred(able, now, request.tenant, text, request.session)
 
+    def new_tokens(self, ticket: Ticket) -> int:
+        """The tokens of a request's prompt, about, that the replica of the last choice has not received before."""
+        if isinstance(ticket.request, PredictRequest):
+            return 0
+        return int(new_bytes(ticket.request.num_bytes, self.seen_bytes) * FIRST_TOKENS_PER_BYTE)
+
     @property
     def uses_prefixes(self) -> bool:
         """Whether requests prefer the replica that has probably cached their prompt.
@@ -93,11 +118,16 @@ class Placement:
         if len(text) < CHUNK_BYTES:
             return able[0] if len(able) == 1 else self.pick(able, now, session=session)
         keys = prefixes(tenant, text)
+        prompt_bytes = indexed_bytes(keys)
         seen = self._prefixes.best(keys)
         most = max([seen.get(member.index, 0) for member in able])
         continuation = continuation_of(keys, most) if self._fleet.has_remotes else None
-        chosen = self.pick(able, now, prefer=seen, continuation=continuation, session=session)
+        chosen = self.pick(
+            able, now, prefer=seen, prompt_bytes=prompt_bytes, continuation=continuation, session=session
+        )
         self.seen_bytes = seen.get(chosen.index, 0)
+        if self._heard and self.seen_bytes >= LEAST_PART * prompt_bytes:
+            self._count_hint(keys, chosen.index)
         self._prefixes.note(keys, chosen.index)
         if chosen.kind == "remote":
             self._recent.append((chosen.identity, keys))
@@ -109,6 +139,7 @@ class Placement:
         now: float,
         *,
         prefer: Mapping[int, int] | None = None,
+        prompt_bytes: int = 0,
         continuation: int | None = None,
         session: str = "",
     ) -> Member:
@@ -119,6 +150,7 @@ class Placement:
             random=self._random,
             now=now,
             prefer=prefer,
+            prompt_bytes=prompt_bytes,
             continuation=continuation,
             session=session,
             slack=routing.affinity_slack,
@@ -144,7 +176,18 @@ class Placement:
 
     def received_elsewhere(self, index: int, keys: Sequence[int]) -> None:
         """Note prompts that a remote server received from another gateway."""
-        self._prefixes.note(keys, index)
+        for key in self._prefixes.learn(keys, index):
+            self._heard.pop(key, None)  # the latest is evicted last
+            self._heard[key] = index
+        while len(self._heard) > MAX_PREFIXES:
+            del self._heard[next(iter(self._heard))]
+
+    def _count_hint(self, keys: Sequence[int], index: int) -> None:
+        """Count a request of which the longest known prefix was known by a hint; each prefix once."""
+        key = last_seen(keys, self.seen_bytes)
+        if self._heard.get(key) == index:
+            del self._heard[key]
+            self.num_by_hints += 1
 
     def forget(self, index: int) -> None:
         """Note that the replica's prefix cache is empty: it was restarted or replaced."""

@@ -327,7 +327,7 @@ class Fleet:
         """Move the workers of a node that leaves: each stops when another one is ready elsewhere, and its requests
         have ended. Where no other machine may run one, it stops when its requests have ended."""
         async with self._lock:
-            for member in [member for member in self.locals if member.node == node]:
+            for member in [one for one in self.locals if node == one.node or node in one.rank_nodes]:
                 await self._move(member)
 
     async def _move(self, member: Member) -> None:

@@ -192,7 +192,8 @@ class Loading:
         estimate = await self._estimate(pool)
         if estimate is None:
             return None, 0
-        need = estimate.total_bytes * self._num_here(pool, estimate.total_bytes)
+        here = -(-estimate.total_bytes // pool.config.parallel.machines)
+        need = here * self._num_here(pool, here)
         bound = estimate.total_bytes if pool.config.memory_bytes is None else None
         if not need:
             return bound, estimate.total_bytes

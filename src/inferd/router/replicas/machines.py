@@ -20,6 +20,8 @@ import msgspec
 from inferd.config import ModelConfig
 from inferd.config.units import bytes_text
 from inferd.machine.placement import usable_cores
+from inferd.nodes.group import GroupLife
+from inferd.nodes.life import RankLife
 from inferd.nodes.ray.reservations import Wanted, needs_of
 from inferd.worker.environment import environment_for
 from inferd.worker.messages import FromWorker, Load
@@ -79,6 +81,12 @@ class Node(Protocol):
         """Start a worker there that loads the model."""
         ...
 
+    def launch_rank(
+        self, name: str, load: Load, rank: int, on_messages: Callable[[list[FromWorker]], None]
+    ) -> RankLife:
+        """Start a rank there of a replica whose rank 0 is on this machine."""
+        ...
+
 
 class Reserver(Protocol):
     """A cluster that reserves machines for replicas (``nodes/ray/placer.py``)."""
@@ -134,6 +142,35 @@ def choose(machines: Sequence[Machine], model: ModelConfig, need_bytes: int, avo
     raise NoMachineError(f"a replica takes {bytes_text(need_bytes)}, and no machine has so much free ({names})")
 
 
+def choose_for_ranks(machines: Sequence[Machine], model: ModelConfig, need_bytes: int) -> list[str]:
+    """The nodes for the ranks of a replica that are not on this machine, in the order of the ranks.
+
+    Each machine has an equal part of the replica, ``need_bytes`` in all. The order: fewest replicas for each core, the
+    most free memory, the name. Raises NoMachineError, which says what is missing, where not all of them have a place.
+    """
+    count, each = model.parallel.machines, -(-need_bytes // model.parallel.machines)
+    (here,) = (machine for machine in machines if machine.name == HERE)
+    if not has_room(here, each):
+        raise NoMachineError(f"a part of a replica takes {bytes_text(each)}, and {_shown(here)} has less free")
+    allowed = [machine for machine in machines if machine.name != HERE and allows_ranks(model, machine)]
+    fit = [machine for machine in allowed if has_room(machine, each)]
+    if len(fit) >= count - 1:
+        return [machine.name for machine in sorted(fit, key=_rank)[: count - 1]]
+    labels = ", ".join(f"{name}={value}" for name, value in model.placement.labels.items())
+    wanted = f"{count - 1} node{'s' if count > 2 else ''}{f' with {labels}' if labels else ''}"
+    reason = f"its ranks need {wanted} beside this machine, and {len(allowed) or 'none'} joined"
+    if len(fit) < len(allowed):
+        names = ", ".join(_shown(machine) for machine in allowed)
+        reason += f"; a part of a replica takes {bytes_text(each)}, and free are {names}"
+    raise NoMachineError(f"{reason}; it starts when they are there")
+
+
+def allows_ranks(model: ModelConfig, node: Machine) -> bool:
+    """Whether a model's settings let ranks of a replica that begins on this machine run on a node."""
+    is_there = model.region is None or node.labels.get("region") == model.region
+    return is_there and not node.is_reserved and model.placement.labels.items() <= node.labels.items()
+
+
 def _rank(machine: Machine) -> tuple[int, bool, float, int, str]:
     crowd = machine.num_replicas / max(1, machine.num_cores)
     return machine.num_of_model, machine.name != HERE, crowd, -(machine.free_bytes or 0), machine.name
@@ -166,6 +203,7 @@ class Spot:
         self.spare = spare
         self.rss_bytes: Callable[[], int] = _nothing
         self.machine: str | None = None  # None: it has no machine now
+        self.others: tuple[str, ...] = ()  # the nodes with its ranks that are not on ``machine``
         self.is_leaving = False  # its replica is removed, or replaced, so another one need not keep away from it
         self._failed_on: set[str] = set()  # where the model did not load
 
@@ -176,8 +214,12 @@ class Spot:
 
     @property
     def taken_bytes(self) -> int:
-        """The memory that it has, or was promised."""
-        return max(self.need_bytes, self.rss_bytes())
+        """The memory that it has, or was promised, on each of its machines."""
+        return max(-(-self.need_bytes // (1 + len(self.others))), self.rss_bytes())
+
+    def is_on(self, machine: str) -> bool:
+        """Whether a part of the replica is on the machine."""
+        return self.machine == machine or machine in self.others
 
     def launch(
         self, name: str, load: Load, on_messages: Callable[[list[FromWorker]], None], on_writable: Callable[[], None]
@@ -186,8 +228,9 @@ class Spot:
         return self._machines.launch(self, name, load, on_messages, on_writable)
 
     def may_move(self) -> bool:
-        """Whether another machine may load what this one did not. That machine is chosen by the next ``launch``."""
-        if self.machine is None:
+        """Whether another machine may load what this one did not. That machine is chosen by the next ``launch``. A
+        replica on several machines begins on this one in any case."""
+        if self.machine is None or self.others:
             return False
         self._failed_on.add(self.machine)
         try:
@@ -248,8 +291,8 @@ class Machines:
         if self._nodes.get(node.name) is node:
             del self._nodes[node.name]
             for spot in self._spots:
-                if spot.machine == node.name:
-                    spot.machine = None
+                if spot.is_on(node.name):
+                    spot.machine, spot.others = None, ()
             self.on_wanted()
 
     def notify(self) -> None:
@@ -282,11 +325,14 @@ class Machines:
 
     def spots_on(self, node: str) -> list[Spot]:
         """The spots on a node."""
-        return [spot for spot in self._spots if spot.machine == node]
+        return [spot for spot in self._spots if spot.is_on(node)]
 
     def choose(self, spot: Spot, avoid: Collection[str]) -> str:
-        """The name of the machine for a spot. Raises NoMachineError."""
+        """The name of the machine for a spot, which has rank 0 where there are several. Raises NoMachineError."""
         config = spot.config()
+        if config.parallel.machines > 1:
+            choose_for_ranks(self.machines(spot.model, spot), config, spot.need_bytes)
+            return HERE
         machines = self.machines(spot.model, spot)
         if config.placement.nodes == "ray" and self.reserver is not None and not avoid:
             machines = [machine for machine in machines if allows(config, machine) and has_room(machine, 0)]
@@ -331,12 +377,35 @@ class Machines:
         on_messages: Callable[[list[FromWorker]], None],
         on_writable: Callable[[], None],
     ) -> Life:
-        """Start a worker for a spot. Raises OSError; NoMachineError."""
+        """Start a worker for a spot, or all ranks of a group. Raises OSError; NoMachineError."""
+        if load.model.parallel.machines > 1:
+            spot.machine, spot.others = None, ()
+            spot.others = tuple(
+                choose_for_ranks(self.machines(spot.model, spot), load.model, spot.need_bytes),
+            )
+            spot.machine = HERE
+            nodes = [self._nodes[node] for node in spot.others]
+
+            def start(changed: Load) -> Life:
+                return self._start_here(spot, name, changed, on_messages, on_writable)
+
+            return GroupLife(name, load, nodes, start, on_messages)
         if spot.machine is None:
             spot.machine = self.choose(spot, spot.avoided)
         node = self._nodes.get(spot.machine)
         if node is not None:
             return node.launch(name, load, on_messages, on_writable)
+        return self._start_here(spot, name, load, on_messages, on_writable)
+
+    def _start_here(
+        self,
+        spot: Spot,
+        name: str,
+        load: Load,
+        on_messages: Callable[[list[FromWorker]], None],
+        on_writable: Callable[[], None],
+    ) -> Life:
+        """Start a worker on this machine. Raises OSError."""
         environment = environment_for(load.model, os.environ)
         process = None if spot.spare is None else spot.spare.take(environment, on_messages, on_writable)
         if process is None:
@@ -364,7 +433,7 @@ class Machines:
         return found
 
     def _with_spots(self, machine: Machine, model: str, without: Spot | None) -> Machine:
-        spots = [spot for spot in self._spots if spot.machine == machine.name and spot is not without]
+        spots = [spot for spot in self._spots if spot.is_on(machine.name) and spot is not without]
         num_of_model = sum(spot.model == model and not spot.is_leaving for spot in spots)
         return msgspec.structs.replace(machine, num_replicas=len(spots), num_of_model=num_of_model)
 
@@ -373,6 +442,8 @@ class Machines:
         may start machines for them."""
         if config.placement.nodes == "ray":
             return config.num_local
+        if config.parallel.machines > 1:  # each begins on this machine
+            return 0
         return sum(
             (machine.free_bytes or 0) // max(1, each_bytes)
             for machine in self.machines(model)
@@ -380,8 +451,8 @@ class Machines:
         )
 
     def may_run_here(self, config: ModelConfig) -> bool:
-        """Whether a model's settings let it run on this machine."""
-        return allows(config, Machine(name=HERE, num_cores=1, free_bytes=None))
+        """Whether a model's settings let it run on this machine, or begin on it."""
+        return config.parallel.machines > 1 or allows(config, Machine(name=HERE, num_cores=1, free_bytes=None))
 
 
 def _nothing() -> int:

@@ -76,6 +76,11 @@ class Member:
         return self.replica.outstanding
 
     @property
+    def load(self) -> float:
+        """The outstanding work: sequences, and prompts that are not computed yet."""
+        return self.replica.load
+
+    @property
     def rss_bytes(self) -> int:
         """The resident memory on this machine; 0 for a remote server, and for a worker on a node."""
         replica = self.replica
@@ -92,8 +97,13 @@ class Member:
         return self.replica.node if isinstance(self.replica, LocalReplica) else ""
 
     @property
+    def rank_nodes(self) -> tuple[str, ...]:
+        """The nodes with ranks of the replica that are not on the worker's machine."""
+        return self.replica.spot.others if isinstance(self.replica, LocalReplica) else ()
+
+    @property
     def planned_bytes(self) -> int:
-        """The memory of this machine that the worker has or was promised."""
+        """The memory of this machine that the worker has or was promised, with its ranks here."""
         replica = self.replica
         return replica.spot.taken_bytes if isinstance(replica, LocalReplica) and replica.spot.machine == HERE else 0
 
@@ -146,6 +156,7 @@ class Member:
             ejected=self.is_ejected,
             rss_bytes=replica.rss_bytes if isinstance(replica, LocalReplica) else 0,
             node=self.node,
+            rank_nodes=self.rank_nodes,
             role=self.role,
             weight=self.weight,
             region=self.region,

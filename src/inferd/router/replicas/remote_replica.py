@@ -18,6 +18,7 @@ from inferd.remote.openai import Answer, RequestTemplate
 from inferd.remote.origin import Timeouts, client_context, origin_of
 from inferd.remote.pool import Exchange, Pool
 from inferd.remote.secret import Secret, environment
+from inferd.router.replicas.prompt_work import PromptWork
 from inferd.router.replicas.replica import Kind, ReplicaOwner
 from inferd.router.ticket import Ticket
 from inferd.types import End, Failure, ModelInfo, Relay, Relayed
@@ -42,6 +43,7 @@ class RemoteReplica:
         "_origin",
         "_owner",
         "_probing",
+        "_prompt_work",
         "_wake",
         "capacity",
         "connections",
@@ -74,6 +76,7 @@ class RemoteReplica:
         self.template = RequestTemplate(origin, secret, config.model or model)
         self.connections = Pool(origin, timeouts, config.max_in_flight + 1, context)  # one more for probes
         self._in_flight: dict[str, _Attempt] = {}
+        self._prompt_work = PromptWork()
         self._probing: asyncio.Task[None] | None = None
         self._busy_until = 0.0
         self._wake: asyncio.TimerHandle | None = None
@@ -97,6 +100,10 @@ class RemoteReplica:
     def name(self) -> str:
         """The server's origin, for operators; without the key."""
         return str(self._origin)
+
+    @property
+    def load(self) -> float:
+        return self.outstanding + self._prompt_work.load
 
     @property
     def num_in_flight(self) -> int:
@@ -193,6 +200,7 @@ class RemoteReplica:
         attempt = _Attempt(self, ticket, relay)
         self._in_flight[ticket.request.id] = attempt
         self.outstanding += ticket.width
+        self._prompt_work.add(ticket.request.id, ticket.new_tokens)
         attempt.send(fresh=False)
 
     def cancel(self, request_id: str) -> None:
@@ -213,6 +221,9 @@ class RemoteReplica:
         if attempt is not None:
             attempt.resume()
 
+    def prompt_computed(self, request_id: str) -> None:
+        self._prompt_work.remove(request_id)
+
     def ticket(self, request_id: str) -> Ticket | None:
         attempt = self._in_flight.get(request_id)
         return attempt.ticket if attempt is not None else None
@@ -222,12 +233,14 @@ class RemoteReplica:
         attempt = self._in_flight.pop(ticket.request.id)
         attempt.forget()
         self.outstanding -= ticket.width
+        self._prompt_work.remove(ticket.request.id)
 
     def release_all(self) -> list[Ticket]:
         """Remove and return all tickets, and close their connections."""
         requests = list(self._in_flight.values())
         self._in_flight.clear()
         self.outstanding = 0
+        self._prompt_work.clear()
         for pending in requests:
             pending.cut()
             pending.forget()
@@ -236,7 +249,7 @@ class RemoteReplica:
     def _refused(self, ticket: Ticket, error: InferdError, *, counts: bool, retry: bool) -> None:
         if isinstance(error, Overloaded) and error.retry_after_s:
             self._pause_for(error.retry_after_s)
-        self._owner.replica_refused(self, ticket, error, counts=counts, retry=retry and ticket.request.idempotent)
+        self._owner.replica_refused(self, ticket, error, counts=counts, retry=retry)
 
     def _pause_for(self, seconds: float) -> None:
         """Send no requests for ``seconds``, as the server demanded with ``Retry-After``."""

@@ -21,6 +21,7 @@ from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded
 from inferd.events import Emit
 from inferd.router.replicas.machines import Spot
 from inferd.router.replicas.pinned_files import PinnedFiles
+from inferd.router.replicas.prompt_work import PromptWork
 from inferd.router.replicas.prompts import Ended, Prompts
 from inferd.router.ticket import Ticket
 from inferd.types import (
@@ -135,6 +136,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def load(self) -> float:
+        """The outstanding work: sequences, and prompts that are not computed yet (``prompt_work.py``)."""
+        ...
+
+    @property
     def num_in_flight(self) -> int:
         """Requests in flight."""
         ...
@@ -172,6 +178,9 @@ class Replica(Protocol):
 
     def resume(self, request_id: str) -> None:
         """Continue after ``pause``."""
+
+    def prompt_computed(self, request_id: str) -> None:
+        """The answer of a request has begun, so its prompt is computed. Idempotent."""
 
     def ticket(self, request_id: str) -> Ticket | None:
         """The ticket in flight with this id; None: there is none."""
@@ -244,6 +253,7 @@ class LocalReplica:
         "_in_flight",
         "_model",
         "_owner",
+        "_prompt_work",
         "_source",
         "_supervisor",
         "_tasks",
@@ -291,6 +301,7 @@ class LocalReplica:
         spot.rss_bytes = lambda: self._supervisor.rss_bytes
         self.pinned_files = pinned_files
         self._in_flight: dict[str, Ticket] = {}
+        self._prompt_work = PromptWork()
         self._by_class = [0] * len(CLASSES)
         self._calls: dict[int, asyncio.Future[Answered]] = {}
         self._call_ids = itertools.count()
@@ -353,6 +364,10 @@ class LocalReplica:
         return "both" if self.link is None else self.link.role
 
     @property
+    def load(self) -> float:
+        return self.outstanding + self._prompt_work.load
+
+    @property
     def num_in_flight(self) -> int:
         """Requests in flight, and prompts for other replicas."""
         return len(self._in_flight) + len(self.prompts)
@@ -391,6 +406,7 @@ class LocalReplica:
 
     def dispatch(self, ticket: Ticket) -> None:
         self._hold(ticket)
+        self._prompt_work.add(ticket.request.id, ticket.new_tokens)
         self._submit(ticket)
 
     def dispatch_after(self, ticket: Ticket, prompts: Prompts, num_tokens: int, limit_s: float, ended: Ended) -> None:
@@ -443,11 +459,15 @@ class LocalReplica:
         if ticket is not None and isinstance(ticket.request, PredictRequest):
             self._supervisor.send(Pause(request_id, is_paused))
 
+    def prompt_computed(self, request_id: str) -> None:
+        self._prompt_work.remove(request_id)
+
     def ticket(self, request_id: str) -> Ticket | None:
         return self._in_flight.get(request_id)
 
     def release(self, ticket: Ticket) -> None:
         """Remove the ticket of a request that has ended."""
+        self._prompt_work.remove(ticket.request.id)
         self._cease_to_await(ticket.request.id)
         del self._in_flight[ticket.request.id]
         self._by_class[class_index(ticket.request.priority)] -= 1
@@ -461,6 +481,7 @@ class LocalReplica:
         self._in_flight.clear()
         self._by_class = [0] * len(CLASSES)
         self.outstanding = 0
+        self._prompt_work.clear()
         return tickets
 
     # -- adapters ---------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from inferd.machine.parent import die_with
+from inferd.machine.slices import shorten_slices
 from inferd.structured.trial.frames import TENANT_BYTES, read_frame, status_frame, write_frame
 from inferd.structured.trial.task import Task, TrialVocabulary, do
 
@@ -171,7 +172,10 @@ def _try(
     code = DEFECT
     try:
         die_with(parent)
-        os.setsid()  # where Linux groups processes by session (autogroup), its share counts against other groups
+        shorten_slices()  # the step loop and the gateway wait for a core only briefly, whatever share the trial has
+        # Where Linux groups processes by session (autogroup), its share counts against other groups. Last, because it
+        # is what ``_give_least_share`` waits for: a policy that was set earlier would be lost.
+        os.setsid()
         until = time.monotonic() + _MOST_ASKED_S
         while is_least and not _give_least_share(os.getpid()) and time.monotonic() < until:
             time.sleep(_LOOK_S)
@@ -198,14 +202,14 @@ def _try(
 def _give_least_share(pid: int) -> bool:
     """Leave the process the time that hardly any other one wants. False: the system wants to be asked again later."""
     try:
+        if os.getsid(pid) != pid:
+            return False  # it is still of this process's group
         if sys.platform == "linux":
             os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, pid, _LEAST_NICE)
     except ProcessLookupError:
         return True
     try:
-        if os.getsid(pid) != pid:
-            return False  # it is still of this process's group
         Path(f"/proc/{pid}/autogroup").write_text(str(_LEAST_NICE))
     except BlockingIOError:  # too many changes at once
         return False

@@ -1,0 +1,29 @@
+"""Whether something was deleted that a database's journal may still have. Set in the event loop, read in the database's
+thread."""
+
+from __future__ import annotations
+
+from inferd.state.database import Database
+
+
+class Erasure:
+    """Overwrites what was deleted: once after each deletion, and again where it did not succeed."""
+
+    __slots__ = ("_is_due",)
+
+    def __init__(self) -> None:
+        self._is_due = True  # an earlier process may have deleted something
+
+    def ask(self) -> None:
+        """Something was deleted."""
+        self._is_due = True
+
+    def erase(self, database: Database) -> None:
+        """Overwrite it, where there is something. Raises StateUnavailable."""
+        if not self._is_due:
+            return
+        self._is_due = is_erased = False  # before the work: what is deleted meanwhile is erased the next time
+        try:
+            is_erased = database.erase()
+        finally:
+            self._is_due = self._is_due or not is_erased
