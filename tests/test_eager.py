@@ -236,3 +236,27 @@ def test_an_error_before_the_first_wait_is_raised_where_it_was_run_and_leaves_no
         assert raised == [ZeroDivisionError]
 
     asyncio.run(main())
+
+
+def test_what_is_not_gone_on_with_is_closed() -> None:
+    async def main() -> None:
+        seen: list[str] = []
+
+        async def waits() -> None:
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                seen.append("closed")
+
+        rests: list[Coroutine[Any, Any, None]] = []
+
+        def spawn(rest: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            rests.append(rest)
+            return asyncio.create_task(asyncio.sleep(0))
+
+        asyncio.get_running_loop().call_soon(run_eagerly, waits(), spawn)
+        await asyncio.sleep(0)
+        rests[0].close()
+        assert seen == ["closed"]
+
+    asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from inferd.types import (
     CLASSES,
     RANKS,
     GenerateRequest,
+    MemoryPlan,
     PredictRequest,
     PriorityClass,
     SamplingParams,
@@ -67,3 +69,10 @@ def test_a_prediction_counts_as_one() -> None:
 @pytest.mark.parametrize(("temperature", "is_greedy"), [(0.0, True), (1e-9, False), (1.0, False)])
 def test_only_a_temperature_of_nothing_is_greedy(temperature: float, is_greedy: bool) -> None:
     assert SamplingParams(temperature=temperature).is_greedy is is_greedy
+
+
+@pytest.mark.parametrize("part", ["weights_bytes", "kv_bytes", "activation_bytes", "process_bytes"])
+def test_a_byte_more_of_any_part_of_a_memory_plan_is_one_byte_more_of_memory(part: str) -> None:
+    plan = MemoryPlan(weights_bytes=400, kv_bytes=300, kv_bytes_per_token=3, activation_bytes=200, process_bytes=100)
+    assert plan.total_bytes == 1000
+    assert msgspec.structs.replace(plan, **{part: getattr(plan, part) + 1}).total_bytes == 1001

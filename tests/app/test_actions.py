@@ -37,6 +37,7 @@ REPLICA = ReplicaStatus(
     artifact="0123456789ab",
     detail="It does not answer.",
     node="far",
+    rank_nodes=("one", "two"),
 )
 INFO = ModelInfo(
     memory=MemoryPlan(weights_bytes=10, kv_bytes=5, activation_bytes=3, process_bytes=2),
@@ -105,6 +106,7 @@ def test_nothing_that_is_known_of_a_model_is_left_out() -> None:
                 artifact="0123456789ab",
                 detail="It does not answer.",
                 node="far",
+                rank_nodes=("one", "two"),
             )
         ],
         waiting=8,

@@ -16,7 +16,7 @@ import openai
 import pytest
 from tests.adapters import write_adapter
 from tests.predict.live import Address, serving
-from tests.worker.watching import until_now
+from tests.worker.watching import is_running, until_now
 
 from inferd.cli.main import main
 from inferd.engine.watermark import Watermark
@@ -206,8 +206,11 @@ def test_a_loaded_adapter_survives_its_workers_and_is_reported(server: Address, 
     expected = answer(server, "three")
     (model,) = httpx.get(f"{server.url}/admin/status", headers=headers()).json()["models"]
     assert {one["name"]: one["is_loaded"] for one in model["adapters"]} == {"one": True, "lost": False, "three": True}
-    for replica in model["replicas"]:
-        os.kill(replica["pid"], signal.SIGKILL)
+    killed = [replica["pid"] for replica in model["replicas"]]
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    # A request that meets two dying workers is taken for their cause, and refused.
+    until_now(lambda: not any(is_running(pid) for pid in killed), "the workers are gone")
     assert [answer(server, "three") for _ in range(4)] == [expected] * 4
     assert unload(server, "three").status_code == 200
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
+from rich.console import Console
+from tests.app.test_gateways_served import report
 from tests.http_server import answering
 from tests.remote.fault_server import completion
 from tests.server_process import Server, running
 from tests.worker.watching import until_now
+
+from inferd.cli.running.status import rendered
 
 
 @dataclass
@@ -68,6 +73,13 @@ def ask(server: Server) -> None:
     assert answer.status_code == 200, answer.text
 
 
+def counted(server: Server, result: str) -> float:
+    """The hints of which the page of metrics says that this became of them."""
+    name = f'inferd_hints_total{{result="{result}"}} '
+    (line,) = [line for line in httpx.get(server.url + "/metrics").text.splitlines() if line.startswith(name)]
+    return float(line.removeprefix(name))
+
+
 def test_a_server_that_fails_at_one_gateway_is_tried_last_by_the_other(tmp_path: Path) -> None:
     first, second = Told(), Told()
 
@@ -90,3 +102,12 @@ def test_a_server_that_fails_at_one_gateway_is_tried_last_by_the_other(tmp_path:
             ask(telling)
             until_now(lambda: not asks(hearing, home), "the other gateway has heard of it", 60)
             assert not asks(telling, home)
+            until_now(lambda: counted(hearing, "received") > 0, "what was received is counted", 60)
+            assert counted(telling, "sent") > 0
+            found = report(telling, tmp_path)
+            assert found.hints is not None
+            assert found.hints.sent > 0
+            assert found.hints.unknown == found.hints.unreadable == 0
+            shown = io.StringIO()
+            Console(file=shown, width=120).print(rendered(found, "here"))
+            assert f"hints    {found.hints.sent:,} sent, " in shown.getvalue()

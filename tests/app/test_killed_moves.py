@@ -153,9 +153,10 @@ class Site:
     # -- what is true ---------------------------------------------------------------------------
 
     def is_settled(self) -> bool:
+        state, stages = self.progress().state, self.stages()
+        # Read last: a change that is seen above is no longer waiting when this does not show it.
         with self.database() as database, database.reading() as transaction:
             waits = transaction.rows("SELECT 1 FROM rollout_unrecorded")
-        state, stages = self.progress().state, self.stages()
         return not waits and state != "preparing" and not (stages[1] == "rejected" and state in ACTIVE)
 
     def progress(self) -> Progress:

@@ -13,7 +13,9 @@ import msgspec
 import pytest
 from tests.app.test_replaced_files import inferd
 from tests.nodes.joined import SCRIPT
+from tests.predict.live import serving
 from tests.server_process import running
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 
@@ -81,6 +83,36 @@ def test_a_machine_joins_by_the_line_that_the_server_prints(tmp_path: Path, monk
         for node in nodes:
             node.kill()
             node.wait()
+
+
+@THOROUGH  # test_nodes_serve.py: a model that does not load on one node is tried on another
+def test_a_machine_that_gives_more_memory_than_it_has_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("INFERD_NODES__LISTEN", "127.0.0.1:0")
+    large = {"source": "demo", "kv_cache": {"memory_bytes": 1 << 49}, "placement": {"nodes": "only"}}
+    with serving(tmp_path, {"large": large, "intents": {"source": "demo-intents"}}) as server:
+        shown = inferd("node", "token")[1]
+        variable, *command = shown.splitlines()[-1].split()
+        environment = {**os.environ, "INFERD_NODE_TOKEN": variable.removeprefix("INFERD_NODE_TOKEN=")}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        options = ["--memory", "1024TiB", "--name", "liar"]
+        words = [sys.executable, "-m", "inferd", *command[1:], *options]
+        with subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) as node:
+            try:
+
+                def found() -> str:
+                    models = json.loads(inferd("status", "--json")[1])["models"]
+                    ((replica,),) = (model["replicas"] for model in models if model["name"] == "large")
+                    return str(replica)
+
+                until_now(lambda: "of memory are free" in found(), "its worker does not load", 60)
+                asked = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["where is it?"]}]}
+                said = httpx.post(f"{server.url}/v2/models/intents/infer", json=asked, timeout=60)
+                assert said.status_code == 200
+            finally:
+                node.kill()
 
 
 def test_a_server_without_a_port_for_nodes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

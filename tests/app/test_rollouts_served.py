@@ -190,6 +190,43 @@ def test_requests_that_fail_in_the_new_version_are_answered_by_the_stable_one(
         assert sum(float(line.rpartition(" ")[2]) for line in failed if 'model="m"' in line) == 0
 
 
+def test_a_version_whose_files_vanish_is_no_reason_to_change_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload without the files is refused, and where the version's worker dies as well the stable version answers."""
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
+    put_versions(tmp_path, 1, 2)
+    rollout = {"stable": 1, "new": 2, "steps": [{"weight": 50, "for_s": 3600}, {"weight": 100}], "start": "auto"}
+    with (
+        serving(tmp_path, {"m": {"source": str(tmp_path / "m"), "rollout": rollout}}) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        until_now(lambda: state_of("m") == "running", "the rollout is running")
+
+        def versions() -> Counter[str]:
+            answers = [client.post("/v2/models/m/infer", json=BODY) for _ in range(40)]
+            assert {answer.status_code for answer in answers} == {200}
+            return Counter(answer.json()["model_version"] for answer in answers)
+
+        before = rollout_of("m")["progress"]
+        (tmp_path / "m" / "2").rename(tmp_path / "elsewhere")
+        code, shown = inferd("reload")
+        assert code == 1
+        assert "models.m.rollout.new: there is no version 2; the folder has 1." in shown
+        assert rollout_of("m")["progress"] == before
+        assert min(versions()["1"], versions()["2"]) > 0
+
+        for model in json.loads(inferd("status", "--json")[1])["models"]:
+            if model["name"] == "m@2":
+                os.kill(model["replicas"][0]["pid"], signal.SIGKILL)
+        assert versions()["1"] > 0
+        (tmp_path / "elsewhere").rename(tmp_path / "m" / "2")
+        code, shown = inferd("reload")
+        assert code == 0, shown
+        until_now(lambda: versions()["2"] > 0, "the version is loaded again", 60)
+        assert rollout_of("m")["progress"]["state"] == "running"
+
+
 def started(folder: Path) -> tuple[subprocess.Popen[str], str]:
     """A server in a process of its own, and its address."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(folder / "state")}

@@ -252,6 +252,24 @@ def test_a_new_copy_removes_those_that_nothing_has_used_for_a_week(
     assert sorted(entry.name for entry in store.iterdir() if len(entry.name) < 64) == ["young"]
 
 
+def test_an_entry_that_another_process_removes_before_it_is_locked_is_made_again(
+    model: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, removed = os.open, list[str]()
+
+    def removing(path: str | Path, *args: int, **kwargs: int) -> int:
+        if Path(path).parent == store and str(path) not in removed:
+            removed.append(str(path))
+            os.rmdir(path)
+        return opened(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", removing)
+        copy = checked_copy(model, policy_of(model), store).path
+    assert len(removed) == 2, "the part, and the place of the copy"
+    assert (copy / "config.json").exists()
+
+
 def _copy_once(model: Path, policy: Policy, store: Path) -> str:
     return str(checked_copy(model, policy, store).path)
 

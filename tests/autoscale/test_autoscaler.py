@@ -10,7 +10,7 @@ import pytest
 
 from inferd.autoscale.controller import HELD_AGAIN_S, RETRY_MEMORY_S, Autoscaler
 from inferd.config import Config, ModelConfig, ScalingConfig
-from inferd.errors import InvalidRequest
+from inferd.errors import InvalidRequest, Unavailable
 from inferd.events import Event, Scaled, ScalingRemoved
 from inferd.router.status import Demand
 
@@ -125,6 +125,30 @@ def test_missing_memory_limits_the_number_and_is_tried_again_later() -> None:
     asyncio.run(run())
 
 
+def test_a_start_that_is_refused_changes_nothing_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        bench = Bench(ScalingConfig(min=1, max=4))
+        asked = []
+
+        async def scale(model: str, count: int) -> int:
+            asked.append(count)
+            raise Unavailable("chat is being reloaded")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.router, "scale", scale)
+            await bench.look(1.0, waiting=3, oldest_wait_s=2.0, in_flight=1, busy=1, accepted=4)
+        assert asked == [2]
+        report = bench.scaler.report("chat")
+        assert report.changes == []
+        assert "a refused change of its replicas allows 1" in report.reason
+        assert {event.desired for event in bench.scaled} <= {1}
+        await bench.look(RETRY_MEMORY_S + 1.0)
+        assert bench.router.asked == [2]
+        assert [change.after for change in bench.scaler.report("chat").changes] == [2]
+
+    asyncio.run(run())
+
+
 def test_what_holds_the_number_again_and_again_is_told_once_a_minute() -> None:
     async def run() -> None:
         bench = Bench(ScalingConfig(min=1, max=1))
@@ -218,5 +242,22 @@ def test_a_model_whose_number_is_fixed_has_no_report_and_one_that_becomes_fixed_
         bench.configure(None)
         assert bench.events == [ScalingRemoved(model="chat")]
         assert bench.scaler.reports() == []
+
+    asyncio.run(run())
+
+
+def test_what_a_replica_serves_is_measured_anew_where_another_model_is_served() -> None:
+    async def run() -> None:
+        bench = Bench(ScalingConfig(min=1, max=1))
+        for count in range(80):
+            await bench.look(0.25, accepted=count + 9, ended=count, waiting=8, in_flight=1, busy=1)
+        measured = bench.scaler.report("chat").served_per_s
+        assert measured == pytest.approx(4.0, rel=0.1)
+        bench.configure(ScalingConfig(min=1, max=2))
+        await bench.look(0.25)
+        assert bench.scaler.report("chat").served_per_s is not None, "it is the same model"
+        bench.configure(ScalingConfig(min=1, max=2), source="other")
+        await bench.look(0.25)
+        assert bench.scaler.report("chat").served_per_s is None
 
     asyncio.run(run())

@@ -227,6 +227,27 @@ def test_a_replica_that_was_needed_again_soon_stays_for_twice_as_long() -> None:
     assert (again.desired, again.past.patience) == (3, 2)
     late = decide(spec, busy._replace(at=at + 400), first.past, at + 400)
     assert late.past.patience == 1
+    # Without a need for a long time, the next ones leave sooner again.
+    patient = first.past._replace(patience=4)
+    assert decide(spec, busy._replace(at=at + 959), patient, at + 959).past.patience == 8
+    assert decide(spec, busy._replace(at=at + 960), patient, at + 960).past.patience == 2
+
+
+def test_the_last_replica_stays_while_something_holds_it() -> None:
+    spec = Spec(least=0, most=4, idle_after_s=30.0)
+    idle = Seen(at=NOW, ready=1, idle_s=30.0)
+    assert (decide(spec, idle, Past(), NOW).desired, decide(spec, idle, Past(), NOW).rule) == (0, "idle")
+    held = decide(spec, idle._replace(hold="a rollout"), Past(), NOW)
+    assert (held.desired, held.rule, held.reason) == (1, "hold", "held at 1: a rollout")
+
+
+def test_no_replica_leaves_while_the_last_seconds_need_it() -> None:
+    spec = Spec(least=1, most=8, duty=None)
+    seen = Seen(at=NOW, ready=4, rate_per_s=1.0, surge_per_s=6.0, served_per_s=4.0)
+    assert holding(spec, seen, needs_of(spec, seen)) == 3, "6 of 8.4, as two would work at 3/4"
+    by_load = spec._replace(in_flight=4.0)
+    seen = Seen(at=NOW, ready=4, load=11.0, load_now=1.0)
+    assert holding(by_load, seen, ()) == 4, "the mean of a minute counts too"
 
 
 def test_a_start_from_zero_names_work_where_nothing_else_asks_for_a_replica() -> None:

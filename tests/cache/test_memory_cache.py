@@ -115,6 +115,21 @@ def test_nothing_is_taken_from_a_tenant_that_holds_less_than_half_of_what_anothe
                 assert before[name] * 2 > largest
 
 
+def test_an_answer_is_there_for_its_seconds_and_no_longer() -> None:
+    now = Clock()
+    cache = MemoryCache(CacheConfig(), now)
+    for number, ttl in enumerate((1.0, 5.0)):
+        run(cache.put(key("a", number), answer(10), ttl))
+    for time, is_there in ((0.9, [True, True]), (1.0, [False, True]), (4.9, [False, True]), (5.0, [False, False])):
+        now.time = time
+        assert [run(cache.get(key("a", number))) is not None for number in range(2)] == is_there
+    run(cache.put(key("a", 0), answer(10), 1.0))
+    now.time = 5.5
+    run(cache.put(key("a", 0), answer(10), 1.0))
+    now.time = 6.4
+    assert run(cache.get(key("a", 0))) is not None, "another answer has its own seconds"
+
+
 def test_a_flood_of_one_tenant_pushes_out_its_own_answers_alone() -> None:
     cache = MemoryCache(CacheConfig(max_bytes=100_000))
     for number in range(5):

@@ -433,6 +433,7 @@ def test_a_model_of_mlflow_is_judged_by_its_server(
         file = adding(tmp_path / "made" / "model.onnx", 1.0).read_bytes()
         server.add("adding", 1, logged("onnx", {"model.onnx": file}, data="model.onnx"))
         server.add("code", 1, logged("spam", {"x": b""}))
+        server.add("unread", 1, logged("onnx", {"model.onnx": file}, "no list", data="model.onnx"))
         server.add("far", 1, logged("onnx", {"model.onnx": file}, data="model.onnx"))
         server.roots["far", "1"] = "s3://bucket/models"
         server.aliases["adding", "champion"] = "1"
@@ -449,6 +450,7 @@ def test_a_model_of_mlflow_is_judged_by_its_server(
         for source, problem in (
             ("mlflow:models:/adding@gone", "models.m.source: "),
             ("mlflow:models:/code/1", "code version 1 cannot be served"),
+            ("mlflow:models:/unread/1", "The signature in the MLmodel of unread version 1 cannot be read"),
             ("mlflow:models:/far/1", "--serve-artifacts"),
         ):
             code, said = checked(source)

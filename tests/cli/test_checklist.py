@@ -76,6 +76,22 @@ def test_what_is_missing_is_named() -> None:
         assert of(better, words).result == "pass", words
 
 
+@pytest.mark.parametrize(
+    ("model", "is_verified"),
+    [
+        ({"source": "registry:churn@1"}, True),
+        ({"source": "mlflow:models:/churn@champion"}, True),
+        ({"source": "/m", "verify": {"mode": "enforce", "digest": f"sha256:{'0' * 64}"}}, True),
+        ({"source": "/m", "verify": {"mode": "warn", "digest": f"sha256:{'0' * 64}"}}, False),
+        ({"source": "/m"}, False),
+    ],
+)
+def test_files_are_verified_where_other_files_would_be_refused(model: dict[str, Any], is_verified: bool) -> None:
+    found = items(seen({"models": {"m": model}}))
+    assert (of(found, "verified before").result == "pass") == is_verified
+    assert (of(found, "name a revision").result == "pass") == (model["source"] != "/m")
+
+
 def test_what_cannot_be_seen_is_for_people_and_is_no_failure() -> None:
     found = items(seen(metrics=None, models=None, keys=None))
     for words in ("has an objective", "there are keys", "metrics can be read", "clients see every model", "use TLS"):

@@ -115,6 +115,13 @@ def test_a_mistake_is_one_sentence_and_an_exit_code(
     assert "Traceback" not in shown
 
 
+def test_several_sources_are_refused_with_the_way_to_serve_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "demo", "model.onnx"]) == 2
+    refusal = capsys.readouterr().err
+    assert "SOURCE is one model, not 2 (demo, model.onnx)" in refusal
+    assert "name several in a file" in refusal
+
+
 def test_a_port_in_use_is_told_by_a_real_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -457,7 +464,7 @@ def test_no_sentence_of_a_list_of_commands_is_cut(monkeypatch: pytest.MonkeyPatc
 def test_the_flags_of_serve_are_listed_by_section_and_the_common_ones_first() -> None:
     shown = CliRunner().invoke(cli, ["serve", "--help"]).output
     sections = re.findall(r"^([a-zA-Z_]+)(?: \(.*\))?:$", shown, re.M)
-    assert sections[sections.index("Options") :][:4] == ["Options", "server", "tls", "model"]
+    assert sections[sections.index("Options") :][:5] == ["Options", "server", "tls", "devices", "model"]
     assert {"batching", "scheduler", "kv_cache", "queue"} <= set(sections)
     first = shown.partition("Options:")[2].partition("server (")[0]
     assert all(flag in first for flag in ("--name", "--port", "--max-model-len", "--kv-cache-memory", "--options"))

@@ -32,8 +32,23 @@ def test_items_are_named_by_their_line_unless_they_have_a_name() -> None:
     [
         ("", ("is empty", "one item per line")),
         ("{", ("line 1", "JSON object with path")),
-        (lines({"path": "/x", "request": {}, "wanted": 1}), ("line 1", "wanted")),
+        (
+            lines({"path": "/x", "request": {}, "wanted": 1}),
+            ("line 1", "'wanted' is unknown", "There are path, request, name, contains, equals, label"),
+        ),
         (lines({**CHAT, "path": "chat"}), ("line 1", "'chat'")),
+        (
+            lines({"path": "/v2/models/digits@2/infer", "request": {}, "label": "1"}),
+            ("line 1", "the model 'digits@2'; write /v2/models/MODEL/infer"),
+        ),
+        (
+            lines({"path": "/v2/models/digits/versions/1/infer", "request": {}, "label": "1"}),
+            ("line 1", "the model 'digits'; write /v2/models/MODEL/infer"),
+        ),
+        (
+            lines({"path": "/v1/models/MODELS:predict", "request": {}, "label": "1"}),
+            ("line 1", "the model 'MODELS'; write /v1/models/MODEL:predict"),
+        ),
         (lines({"path": "/x", "request": {}}), ("line 1", "add contains, equals or label")),
         (lines({**CHAT, "request": {"stream": True}}), ("line 1", "request.stream")),
         (lines(CHAT, "", {**CHAT, "contains": "x"}), ("line 3", "that of line 1")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,31 @@ def problem(nodes: dict[str, Any], **model: Any) -> str:
         ({"ray": "auto"}, {"placement": {"cores": 2}}, "placement.cores: only a Ray cluster reserves cores"),
         ({"ray": ""}, {}, "nodes.ray"),
         ({}, {"source": "openai:https://h/v1", "placement": {"nodes": "only"}}, "it is for local replicas"),
+        (
+            {},
+            {"parallel": {"pipeline": 2, "machines": 2}},
+            "parallel.machines: ranks on other machines run on nodes, and none can join; set nodes.listen",
+        ),
+        (
+            {"listen": "h:1"},
+            {"parallel": {"pipeline": 3, "machines": 2}},
+            "parallel.machines: 2, but 3 ranks (tensor 1 x pipeline 3) do not divide by it",
+        ),
+        (
+            {"listen": "h:1"},
+            {"parallel": {"pipeline": 2, "machines": 2}, "placement": {"nodes": "only"}},
+            "placement.nodes: only, but a replica on several machines begins on this one; leave it out",
+        ),
+        (
+            {"listen": "h:1"},
+            {"parallel": {"pipeline": 2, "machines": 2}, "scaling": {"max": 2}},
+            "scaling: replicas on several machines do not follow the load yet; set replicas",
+        ),
+        (
+            {"listen": "h:1"},
+            {"parallel": {"pipeline": 2, "machines": 2}, "verify": {"mode": "warn"}},
+            "verify: files on other machines are not verified yet; leave verify or machines out",
+        ),
         ({"listen": "8001"}, {}, "nodes.listen"),
         ({"listen": "host:port"}, {}, "nodes.listen"),
         ({"listen": "h:1", "key": "key.pem"}, {}, "nodes.certificate: missing; name the certificate"),
@@ -56,3 +82,21 @@ def test_a_word_in_place_of_a_placement_is_where_replicas_run(nodes: str) -> Non
 
     assert loaded(nodes) == loaded({"nodes": nodes})
     assert loaded(nodes).models["chat"].placement.nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("file", "environment"),
+    [
+        ("ray", {"PLACEMENT__CORES": "2"}),
+        ("{cores: 2}", {"PLACEMENT": "ray"}),
+        ("{nodes: local, cores: 2}", {"PLACEMENT__NODES": "ray"}),
+    ],
+)
+def test_a_placement_of_the_file_and_one_of_the_environment_are_merged(
+    tmp_path: Path, file: str, environment: dict[str, str]
+) -> None:
+    path = tmp_path / "inferd.yaml"
+    path.write_text(f"nodes: {{ray: auto}}\nmodels: {{chat: {{source: demo, placement: {file}}}}}\n")
+    variables = {f"INFERD_MODELS__CHAT__{name}": value for name, value in environment.items()}
+    placement = load_config(path, variables, {}).models["chat"].placement
+    assert (placement.nodes, placement.cores) == ("ray", 2)

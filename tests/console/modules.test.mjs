@@ -12,6 +12,7 @@ const { events, quoted, messageOf } = await load("api.js");
 const format = await load("format.js");
 const { example } = await load("schema.js");
 const rollouts = await load("rollouts.js");
+const drift = await load("drift.js");
 
 /** All nodes of a tree. */
 function* walk(nodes) {
@@ -193,6 +194,25 @@ test("a rollout's evidence is shown as E-values, whose size may be beyond any nu
   ]);
   assert.equal(rollouts.step(5, 0), "5 %");
   assert.equal(rollouts.step(0, 100), "0 % and copies of 100 %");
+});
+
+test("the state of a version follows from its streams, and a window that alarms decides", () => {
+  const window = (size, is_alarm = false) => ({ size, is_alarm });
+  assert.equal(drift.deciding([window(10, true), window(40, true), window(160)]).size, 40);
+  assert.equal(drift.deciding([window(10), window(40)]).size, 10);
+  assert.equal(drift.deciding([]), undefined);
+  const streams = [{ readings: [window(10)], is_drifting: false, since: 5 }, { readings: [window(10), window(40, true)], is_drifting: true, since: 9 }, { readings: [], is_drifting: false, since: null }];
+  assert.deepEqual(drift.sizesOf(streams), [10, 40]);
+  assert.equal(drift.stateOf({ state: "watching", streams }), "drifts");
+  assert.equal(drift.sinceOf({ state: "watching", streams }), 9);
+  assert.equal(drift.stateOf({ state: "watching", streams: streams.slice(0, 1) }), "ok");
+  assert.equal(drift.sinceOf({ state: "watching", streams: streams.slice(0, 1) }), 5);
+  assert.equal(drift.stateOf({ state: "watching", streams: streams.slice(2) }), "watching");
+  assert.equal(drift.stateOf({ state: "collecting", streams: [] }), "collecting");
+  assert.equal(drift.sinceOf({ state: "collecting", streams: [] }), null);
+  assert.equal(drift.evidence(0.001), 3);
+  assert.equal(drift.evidence(1), 0);
+  assert.equal(drift.evidence(0), 308);
 });
 
 test("an example has every needed field", () => {

@@ -11,22 +11,28 @@ import math
 import os
 import re
 import struct
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
 from tests.console.browser import Demo, Tab, expect
 from tests.console.npm import fetch
+from tests.drift.test_monitors import Server as Watched
+from tests.drift.test_monitors import answered, config
 from tests.prefix_proxy import KINDS, PREFIX, below_path
 
+from inferd.drift.monitors import DriftReport
 from inferd.rollout.evidence import Count
 from inferd.rollout.golden import GoldenReport, Wrong
 from inferd.rollout.judge import Reading
 from inferd.rollout.machine import Progress
 from inferd.rollout.rollouts import RolloutReport
+from inferd.types import Usage
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -40,6 +46,7 @@ PAGES = {
     "chat": "console/#/playground/demo",
     "form": "console/#/playground/digits",
     "models": "console/#/models",
+    "drift": "console/#/drift",
     "requests": "console/#/requests",
     "keys": "console/#/keys",
     "events": "console/#/events",
@@ -413,6 +420,102 @@ def test_a_rollout_is_shown_with_its_guards_its_copies_and_its_golden_set(page: 
     expect(page.get_by_role("region", name=re.compile("^Rollout of"))).to_have_count(1)
 
 
+def drift_reports(folder: Path) -> list[DriftReport]:
+    """What monitors say of a version whose labels and lengths changed an hour ago, and of one without requests."""
+    watched = Watched(None, folder, [0.0], epoch=time.time() - 6000)
+    watched.monitors.configure(config("1", "2", watch=["label", "output_tokens", "finish_reason"]), {})
+
+    def ask(count: int, cats: float, tokens: int) -> None:
+        for _ in range(count):
+            watched.clock[0] += 1.0
+            usage = Usage(prompt_tokens=3, completion_tokens=watched.random.randrange(tokens))
+            label = "cat" if watched.random.random() < cats else "dog\u202e"
+            watched.monitors.ended(answered(label, usage=usage, finish_reasons=("stop",)))
+
+    ask(1024, 0.5, 80)
+    ask(2600, 0.5, 80)
+    ask(2300, 0.8, 100)
+    reports = [watched.monitors.report(name) for name in ("m", "m@2")]
+    watched.state.close()
+    return reports
+
+
+def show_drift(page: Any, reports: Sequence[DriftReport]) -> None:
+    """Let the console's next answers about drift be these."""
+    listed = msgspec.json.encode({"data": reports})
+    page.route("**/admin/drift", _fulfil(content_type="application/json", body=listed))
+    for one in reports:
+        body = msgspec.json.encode(one)
+        page.route(f"**/admin/drift/{quote(one.model, safe='')}", _fulfil(content_type="application/json", body=body))
+
+
+def test_drift_is_shown_per_version_with_its_windows_over_time(page: Any, server: Demo, tmp_path: Path) -> None:
+    page.goto(server.url + "console/#/drift")
+    page.get_by_text("The drift of no model is watched").wait_for()
+    first, second = drift_reports(tmp_path)
+    show_drift(page, [first, second])
+    page.reload()
+    overview = page.get_by_role("region", name="Models and versions that are watched")
+    row = overview.get_by_role("row").nth(1)
+    expect(row).to_contain_text("▲ drifts")
+    expect(row).to_contain_text("output tokens, label")
+    expect(overview.get_by_role("row").nth(2)).to_contain_text("○ watching")
+    shown = page.get_by_role("region", name="Drift of m", exact=True)
+    expect(shown).to_contain_text("Reference: 1,024 requests of version 1")
+    expect(shown).to_contain_text("At most one false alarm in 1 day")
+    label = shown.get_by_role("region", name="Stream label", exact=True)
+    expect(label.get_by_role("heading", level=3).first).to_contain_text("drifts")
+    expect(label).to_contain_text(re.compile(r"Since .*[1-9]\d* alarms until now\. *label is 'cat' in \d+"))
+    chart = label.get_by_role("figure", name="Evidence of a change of label, windows of 100")
+    chart.locator("canvas").wait_for()
+    chart.get_by_text("Table").click()
+    (stream,) = [one for one in first.streams if one.stream == "label"]
+    past = stream.readings[0].past
+    assert past is not None
+    expect(chart.get_by_role("row")).to_have_count(1 + len(past.at))
+    expect(chart.get_by_role("row").nth(1)).to_contain_text(f"{-math.log10(past.p[-1]):.3g}")
+    shares = label.get_by_role("region", name=re.compile("^Shares of label"))
+    expect(shares.get_by_role("row").nth(1)).to_contain_text(re.compile(r"^cat(49|50|51|52|48)"))
+    expect(shares).to_contain_text("dog\\u202e")
+    page.get_by_label("Windows in the charts").select_option("1600")
+    label.get_by_role("figure", name="Evidence of a change of label, windows of 1,600").wait_for()
+    finish = shown.get_by_role("region", name="Stream finish reason", exact=True)
+    expect(finish.get_by_role("heading", level=3).first).to_contain_text("ok")
+    overview.get_by_role("link", name="m@2").click()
+    other = page.get_by_role("region", name="Drift of m@2", exact=True)
+    expect(other.get_by_role("region", name="Stream label", exact=True)).to_contain_text("no window is full yet")
+
+
+def test_the_progress_of_a_reference_is_shown_and_another_one_is_taken_after_a_question(
+    page: Any, server: Demo, tmp_path: Path
+) -> None:
+    first, _ = drift_reports(tmp_path)
+    collecting = msgspec.structs.replace(first, state="collecting", requests=420, reference_at=None, streams=[])
+    asked: list[str] = []
+    show_drift(page, [first])
+
+    def reset(route: Any) -> None:
+        asked.append(route.request.method)
+        show_drift(page, [collecting])
+        route.fulfill(body=msgspec.json.encode(collecting), content_type="application/json")
+
+    page.route("**/admin/drift/m/reset", reset)
+    page.goto(server.url + "console/#/drift/m")
+    page.get_by_role("button", name="Take another reference").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Cancel").click()
+    assert asked == []
+    page.get_by_role("button", name="Take another reference").click()
+    dialog.get_by_role("button", name="Take another reference").click()
+    dialog.wait_for(state="detached")
+    page.get_by_text("The reference is taken from the first requests: 420 of 1,000.").wait_for()
+    assert page.get_by_role("progressbar", name="Requests of the reference").evaluate("one => one.value") == 420
+    assert asked == ["POST"]
+    page.unroute("**/admin/drift/m")
+    page.goto(server.url + "console/#/drift/none")
+    page.get_by_role("alert").filter(has_text="none").wait_for()
+
+
 def test_a_key_is_created_rotated_and_revoked_and_its_secret_is_shown_once(page: Any, server: Demo) -> None:
     page.goto(server.url + "console/#/keys")
     page.get_by_role("button", name="Create a key").click()
@@ -509,7 +612,14 @@ def test_the_console_works_from_the_keyboard(tab: Tab, server: Demo) -> None:
     page.goto(server.url + "console/#/overview")
     page.get_by_role("main").get_by_role("link", name="demo").wait_for()
     page.keyboard.press("Tab")  # to a link: keys in a field are text
-    for keys, title in (("gm", "Models"), ("gp", "Playground"), ("gr", "Requests"), ("ge", "Events"), ("gk", "keys")):
+    for keys, title in (
+        ("gm", "Models"),
+        ("gd", "Drift"),
+        ("gp", "Playground"),
+        ("gr", "Requests"),
+        ("ge", "Events"),
+        ("gk", "keys"),
+    ):
         for key in keys:
             page.keyboard.press(key)
         page.get_by_role("heading", level=1, name=title).wait_for()
@@ -670,7 +780,9 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.soak
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
-def test_each_page_is_accessible_and_fits(browser: Any, server: Demo, axe: str, scheme: str, width: int) -> None:
+def test_each_page_is_accessible_and_fits(
+    browser: Any, server: Demo, axe: str, scheme: str, width: int, tmp_path: Path
+) -> None:
     viewport = {"width": width, "height": 800}
     tab = Tab(browser, server, viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
 
@@ -726,6 +838,10 @@ def test_each_page_is_accessible_and_fits(browser: Any, server: Demo, axe: str, 
         page.get_by_role("button", name="Restart digits", exact=True).click()
         check("question")
         page.keyboard.press("Escape")
+        show_drift(page, drift_reports(tmp_path))
+        page.goto(server.url + "console/#/drift/m")
+        page.get_by_role("region", name="Stream label", exact=True).locator("canvas").first.wait_for()
+        check("drifting")
         page.goto(server.url + "console/#/keys")
         page.get_by_role("button", name="Create a key").click()
         check("new-key")

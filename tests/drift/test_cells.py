@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.drift.cells import FEW, MAX_NAMES, NUM_PARTS, Cells, Value, chosen_cells, compared, num_compared
+from inferd.drift.cells import FEW, MAX_NAMES, NUM_PARTS, Cells, Value, cell_words, chosen_cells, compared, num_compared
 
 numbers = st.one_of(st.integers(-50, 50), st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0]))
 values = st.one_of(st.lists(numbers, min_size=1), st.lists(st.text(max_size=2), min_size=1))
@@ -67,3 +68,22 @@ def test_rare_and_unknown_names_share_a_cell() -> None:
 def test_a_number_that_is_none_harms_nothing() -> None:
     cells = chosen_cells([1.0, 2.0, 3.0])
     assert sum(counted(cells, [math.inf, -math.inf, math.nan])) == 3
+
+
+@given(st.lists(st.integers(-30, 30), min_size=1), st.integers(-40, 40))
+def test_the_words_of_a_cell_are_true_of_its_numbers(chosen_by: list[int], value: int) -> None:
+    cells = chosen_cells([float(number) for number in chosen_by])
+    words = cell_words(cells)
+    assert len(words) == len(cells)
+    (cell,) = [place for place, count in enumerate(counted(cells, [float(value)])) if count]
+
+    def is_true(text: str) -> bool:
+        said = text.split()
+        if len(said) == 1:
+            return value == float(said[0])
+        relations = {"to": operator.le, "below": operator.lt, "above": operator.gt, "from": operator.ge}
+        parts = [word for word in said if word != "up"]
+        return all(relations[word](value, float(number)) for word, number in zip(parts[::2], parts[1::2], strict=True))
+
+    assert [is_true(text) for text in words] == [place == cell for place in range(len(words))]
+    assert cell_words(Cells(names=("a", "b"))) == ["a", "b", "others"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.drift.cells import Cells, Value, chosen_cells
-from inferd.drift.windows import MAX_LEVEL, SIZES, Counted, Windows, compare, read
+from inferd.drift.windows import MAX_LEVEL, MAX_PAST, SIZES, Counted, Windows, compare, read
 
 NAMES = Cells(names=("a", "b"))
 
@@ -109,3 +109,19 @@ def test_a_change_below_min_psi_is_no_alarm() -> None:
     index = read(counted, window, 1e-3, 0.0).distance
     assert read(counted, window, 1e-3, index).is_alarm
     assert not read(counted, window, 1e-3, index * 1.01).is_alarm
+
+
+def test_many_earlier_windows_are_thinned_and_a_time_with_an_alarm_keeps_it() -> None:
+    windows = Windows(Counted(NAMES, (500, 500, 0)), 10, 1e-4, 0.0, now=0.0)
+    for number in range(MAX_PAST * 40):
+        values: list[Value] = ["a", "b"] * 5 if number != 7 else ["c"] * 10
+        windows.add(values, float(number))
+        smallest = windows.last[0]
+        assert len(smallest.past) <= MAX_PAST
+        assert smallest.past[-1].reading == smallest.reading
+        times = [one.at for one in smallest.past]
+        assert times == sorted(times)
+    alarms = [one.at for one in windows.last[0].past if one.reading.is_alarm]
+    assert alarms == [7.0]
+    assert windows.since is not None
+    assert windows.since > 7.0

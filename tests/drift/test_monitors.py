@@ -45,12 +45,13 @@ def answered(label: str = "", *, model: str = "m", outcome: Any = "done", **fiel
 class Server:
     """One server's monitors, and the clock that all share."""
 
-    def __init__(self, url: str, folder: Path, clock: list[float]) -> None:
+    def __init__(self, url: str | None, folder: Path, clock: list[float], epoch: float = 1000.0) -> None:
+        """``epoch``: what the wall clock says when ``clock`` is 0."""
         self.events: list[Event] = []
         self.clock = clock
         self.state = StateThread(lambda: open_database(url, folder))
         self.state.start(open_database(url, folder))
-        self.monitors = Monitors(self.state, self.events.append, lambda: clock[0], lambda: 1000.0 + clock[0])
+        self.monitors = Monitors(self.state, self.events.append, lambda: clock[0], lambda: epoch + clock[0])
         self.random = random.Random(5)
 
     def ask(self, count: int, model: str = "m", cats: float = 0.5) -> None:
@@ -125,6 +126,42 @@ def test_the_first_requests_are_the_reference_and_later_ones_are_compared(start:
     told_as = [is_drifting for _, _, is_drifting in server.news()]
     assert told_as == [number % 2 == 0 for number in range(len(told_as))], "a change is told once"
     assert not told_as[-1]
+
+
+def test_a_report_has_the_earlier_windows_the_shares_of_values_and_when_drift_began(
+    start: Callable[[], Server],
+) -> None:
+    server = start()
+    server.monitors.configure(config("1"), {})
+    server.ask(1000 + 24)  # the reference is complete with the 16th batch
+    at = server.clock[0]
+    server.ask(1600)
+    before = server.monitors.report("m")
+    assert not any(stream.is_drifting for stream in before.streams)
+    server.ask(800, cats=0.9)
+    report = server.monitors.report("m")
+    label = next(stream for stream in report.streams if stream.stream == "label")
+    assert [cell.words for cell in label.cells] == ["cat", "dog", "others"]
+    assert sum(cell.share for cell in label.cells) == pytest.approx(1.0)
+    smallest, middle, largest = label.readings
+    assert (smallest.size, middle.size, largest.size) == (100, 400, 1600)
+    assert [reading.past is not None and len(reading.past.at) for reading in label.readings] == [24, 6, 1]
+    assert smallest.past is not None
+    assert smallest.past.at == sorted(smallest.past.at)
+    assert smallest.past.at[0] >= 1000.0 + at
+    assert (smallest.past.p[-1], smallest.past.distance[-1]) == (smallest.p, smallest.distance)
+    assert smallest.past.is_alarm.index(True) >= 16
+    alarm_at = smallest.past.at[smallest.past.is_alarm.index(True)]
+    assert (label.is_drifting, label.since) == (True, alarm_at)
+    assert smallest.shares[0] == pytest.approx(0.9, abs=0.15)
+    assert sum(smallest.shares) == pytest.approx(1.0)
+    score = next(stream for stream in report.streams if stream.stream == "score")
+    assert not score.is_drifting
+    assert score.since is not None
+    assert score.since < alarm_at, "it was like its reference since its first window"
+    assert [cell.words for cell in score.cells] == ["below 0.5", "0.5", "above 0.5"]
+    (listed,) = server.monitors.reports()
+    assert [reading.past for reading in listed.streams[0].readings] == [None] * 3
 
 
 def test_requests_without_an_answer_are_not_counted(start: Callable[[], Server]) -> None:

@@ -32,8 +32,8 @@ from tests.tiers import sample
 from tests.worker.watching import until_now
 
 from inferd.cli.version import is_gateway_compiled
-from inferd.gateway.body.compression import decompress
 from inferd.gateway.body.decode_cost import MAX_DECODE_COST
+from inferd.gateway.body.inflate import decompress
 from inferd.gateway.routes import ROUTES
 from inferd.tenancy.principal import GRANTABLE, Principal
 from inferd.types import End, Output, Prediction, PredictRequest, Timings, Usage
@@ -243,7 +243,7 @@ def test_a_connection_of_http1_may_not_cost_more_than_it_is_good_for(http: Runni
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", sample(range(NUM_PARTS), 0))
 def test_no_call_of_grpc_makes_others_wait(grpc: GrpcRunning, lines: Lines, part: int) -> None:
-    attacks = grpc_attacks(grpc.server.methods, "digits", KEY)
+    attacks = grpc_attacks(grpc.server.methods, "digits", "tiny", KEY)
     assert not slow(grpc, itertools.islice(attacks, part, None, NUM_PARTS), lines)
 
 

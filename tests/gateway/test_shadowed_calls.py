@@ -10,7 +10,7 @@ from tests.gateway.test_assigned_units import CONFIG, SPLIT, divide
 from tests.worker.watching import until_now
 
 from inferd.errors import InferdError, InternalError
-from inferd.events import CopyEnded, Event
+from inferd.events import CopyEnded, Event, HttpServed
 from inferd.rollout.copies import Copies
 from inferd.types import GenerateRequest, Output
 
@@ -69,6 +69,24 @@ def test_an_answered_chat_is_copied_and_compared(server: Running, told: Told, fi
     assert told.events[0].request_id.startswith("chatcmpl-")
     copy = server.router.streams[1].request
     assert (copy.is_copy, copy.priority, copy.tenant) == (True, 1, "(copies)")
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_a_copy_begins_behind_the_last_byte_of_the_answer(
+    server: Running, told: Told, fields: dict[str, object]
+) -> None:
+    whole, were_over = server.router.script, []
+
+    def script(request: GenerateRequest) -> Sequence[Output | InferdError | None]:
+        assert whole is not None
+        if request.is_copy:
+            were_over.append(any(isinstance(event, HttpServed) for event in server.events))
+        return whole(request)
+
+    server.router.script = script
+    chat(server, **fields)
+    assert told.results(1) == ["equal"]
+    assert were_over == [True]
 
 
 def test_a_copy_that_fails_is_told_and_no_client_s(server: Running, told: Told) -> None:

@@ -14,6 +14,7 @@ from tests.gateway.fakes import FakeDoor, Running, running
 from tests.http.test_http_framing import Host, Wire
 
 from inferd.config import Config, ServerConfig
+from inferd.head_pattern import SplitHead
 from inferd.http.connection import Connection
 from inferd.http.exchange import Exchange
 from inferd.http.head import MAX_CACHED_HEAD_BYTES, MAX_CACHED_HEADS, HeadCache, RequestHead
@@ -303,3 +304,13 @@ def test_a_known_head_has_its_own_body_and_its_own_name() -> None:
             assert isinstance(prompt, Chat)
             assert prompt.messages[0]["content"] == content
         assert len(names) == 4
+
+
+@given(st.lists(st.sampled_from([b"a: b", b"x: " + b"c" * 30]), max_size=2), st.integers(0, 120), st.integers(0, 120))
+@example([], 8, 0)  # fewer bytes, by twice the length of what follows the number
+def test_a_known_head_is_found_again_where_its_whole_body_is_there(after: list[bytes], length: int, came: int) -> None:
+    lines = b"".join(b"\r\n" + line for line in after)
+    known = SplitHead(b"POST / HTTP/1.1\r\ncontent-length: 7" + lines)
+    head = b"POST / HTTP/1.1\r\ncontent-length: %d" % length + lines + b"\r\n\r\n"
+    assert known.body_at(head + b"x" * came) == (len(head) if came == length else -1)
+    assert known.body_at(head.replace(b"POST", b"HEAD") + b"x" * came) == -1

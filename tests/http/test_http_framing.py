@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import fcntl
 import itertools
+import os
 import re
 import socket
 import struct
+import sys
 import termios
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, cast
@@ -36,7 +38,7 @@ from inferd.http.connection import (
     Connection,
     Timeouts,
 )
-from inferd.http.exchange import ClientLeft, Exchange
+from inferd.http.exchange import READ_AHEAD_BYTES, ClientLeft, Exchange
 from inferd.http.head import HeadCache
 from inferd.http.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from inferd.http.listener import UNSENT_BYTES, HttpServer
@@ -675,6 +677,28 @@ def test_a_request_that_comes_in_two_parts_behind_others_is_read_to_its_end() ->
     served(then, slow)
 
 
+def test_a_body_that_nothing_reads_is_read_past_when_its_request_is_answered() -> None:
+    may_answer = asyncio.Event()
+
+    async def unread(exchange: Exchange) -> None:
+        await may_answer.wait()
+        exchange.answer(200, (), exchange.head.path.encode())
+
+    async def then(server: HttpServer) -> None:
+        async with socket_to(server) as one:
+            size = 4 * READ_AHEAD_BYTES
+            one.writer.write(b"POST /first HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size)
+            one.writer.write(bytes(size))
+            while not any(cast(Connection, one)._is_read_paused for one in server.connections):
+                await asyncio.sleep(0.01)
+            may_answer.set()
+            await one.until(b"/first")
+            one.writer.write(b"GET /second HTTP/1.1\r\nhost: x\r\n\r\n")
+            await one.until(b"/second")
+
+    served(then, unread)
+
+
 def test_half_of_a_head_behind_a_request_does_not_cut_its_answer() -> None:
     async def slow(exchange: Exchange) -> None:
         if exchange.head.path == "/slow":
@@ -694,6 +718,34 @@ def test_half_of_a_head_behind_a_request_does_not_cut_its_answer() -> None:
             assert received.index(b"GET /slow ") < received.index(b"HTTP/1.1 408")
 
     served(then, slow, header_s=0.1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone says whose process a Unix socket's client is")
+def test_the_client_of_a_unix_socket_is_a_user_and_that_of_tcp_is_not() -> None:
+    seen: list[int | None] = []
+
+    async def asked(accepted: socket.socket, client: socket.socket) -> None:
+        host, answered = Host(), asyncio.Event()
+
+        def forward(exchange: Exchange) -> None:
+            seen.append(exchange.peer_uid)
+            answered.set()
+
+        host.forward = forward
+        with client:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(lambda: Connection(host), accepted)
+            client.sendall(WHOLE[0])
+            await answered.wait()
+            transport.abort()
+
+    async def main() -> None:
+        await asked(*socket.socketpair(socket.AF_UNIX))
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            client = socket.create_connection(listening.getsockname())
+            await asked(listening.accept()[0], client)
+
+    asyncio.run(main())
+    assert seen == [os.getuid(), None]
 
 
 def test_the_headers_of_a_request_that_waits_unread_are_not_too_slow() -> None:

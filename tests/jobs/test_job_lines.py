@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -48,6 +49,50 @@ def test_lines_are_those_between_the_ends_from_any_place(
 def test_a_mark_of_the_byte_order_is_left_out_at_the_beginning_alone() -> None:
     mark = b"\xef\xbb\xbf"
     assert read(mark + b"one\r\n" + mark + b"two") == [b"one", mark + b"two"]
+
+
+class LongLine(io.RawIOBase):
+    """A file with one line of ``size`` bytes between two requests, which exists nowhere as a whole."""
+
+    def __init__(self, size: int) -> None:
+        self._parts: list[bytes | int] = [line("first") + b"\n", size, b"\n" + line("last") + b"\n"]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return offset
+
+    def readinto(self, buffer: Any) -> int:
+        while self._parts and not self._parts[0]:
+            self._parts.pop(0)
+        if not self._parts:
+            return 0
+        part = self._parts[0]
+        if isinstance(part, int):
+            count = min(part, len(buffer))
+            buffer[:count] = b"x" * count
+            self._parts[0] = part - count
+        else:
+            count = min(len(part), len(buffer))
+            buffer[:count] = part[:count]
+            self._parts[0] = part[count:]
+        return count
+
+
+def test_a_line_of_a_hundred_megabytes_is_an_error_and_never_in_memory() -> None:
+    tracemalloc.start()
+    try:
+        found = survey(io.BufferedReader(LongLine(100 << 20)), PATH, 1 << 20, 10)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [(one.code, one.line) for one in found.problems] == [("line_too_long", 2)]
+    assert (found.total, found.refusal) == (3, None)
+    assert peak < 8 << 20
 
 
 def test_a_line_that_is_too_long_is_passed_over() -> None:
@@ -159,6 +204,7 @@ def test_a_refused_line_is_one_line_of_json_too() -> None:
          Tokens(3, 1, 2, 0)),
         (b'{"usage": {"input_tokens": 3, "output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 2}}}',
          Tokens(3, 0, 2, 2)),
+        (b'{"usage": {"input_tokens": 3, "cache_read_input_tokens": 5, "output_tokens": 2}}', Tokens(8, 5, 2, 0)),
     ],
 )  # fmt: skip
 def test_tokens_are_those_that_an_answer_reports(body: bytes, tokens: Tokens) -> None:

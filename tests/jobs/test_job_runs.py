@@ -20,7 +20,7 @@ from inferd.errors import InvalidRequest, Overloaded, StoredNotFound
 from inferd.events import BatchEnded, LinesAnswered
 from inferd.jobs import machine
 from inferd.jobs import run as run_module
-from inferd.jobs.batch import Batch, Tokens
+from inferd.jobs.batch import Batch, Place, Progress, StoredFile, Tokens
 from inferd.jobs.folder import Disk, Folder
 from inferd.jobs.results import Answer
 from inferd.jobs.rows import ROW_BYTES, Query
@@ -115,6 +115,34 @@ async def test_requests_are_asked_while_answers_are_written(tmp_path: Path, monk
         assert batch.status == "completed"
         assert ids_of(site.results(batch)[0]) == [f"r{number}" for number in range(100)]
         assert disk.num_waits
+
+
+class OneByOne(Echo):
+    """Answers one request after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = asyncio.Lock()
+
+    async def ask(self, batch: Batch, body: bytes, request_id: str, note: Callable[[str], None]) -> Answer:
+        async with self._turn:
+            await asyncio.sleep(0.01)
+            return await super().ask(batch, body, request_id, note)
+
+
+@in_loop
+async def test_answers_that_come_within_the_interval_are_written_together(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "MAX_AHEAD", 64)
+    monkeypatch.setattr(run_module, "COMMIT_S", 60.0)
+    async with site.server() as server:
+        server.sender = OneByOne()
+        await site.add(server, lines(20))
+        assert (await server.work()).status == "completed"
+        counts = [event.num_done for event in site.told if isinstance(event, LinesAnswered)]
+        assert sum(counts) == 20
+        assert len(counts) <= 2, "the first answers, which none were written before, and all others"
 
 
 async def cancelled_after(server: Server, batch: Batch, count: int) -> Batch:
@@ -279,10 +307,29 @@ async def test_a_cancelled_batch_that_is_resumed_asks_what_has_no_answer(site: S
         assert site.left() == []
         files = await server.store.files(TENANT, "batch_output", Query())
         assert {file.id for file in files.files} == {found.output_file_id, found.error_file_id}
+        former = [name for name in (before.output_file_id, before.error_file_id) if name is not None]
+        assert [site.content(name).exists() for name in former] == [False, False], "these results are in the new ones"
         answered = [event for event in site.told if isinstance(event, LinesAnswered)]
         assert sum(event.num_done for event in answered) == 10, "each answer is counted once"
+        assert sum(event.num_failed for event in answered) == 7 + 1, "r4 failed before, and is not counted again"
         with pytest.raises(InvalidRequest, match="completed"):
             await server.store.resume(TENANT, batch.id)
+
+
+@in_loop
+async def test_an_expired_batch_that_is_resumed_has_another_window(site: Site) -> None:
+    async with site.server() as server:
+        batch = await site.add(server, lines(6, fails=3), expires_at=clock.wall())
+        before = await server.work()
+        assert (before.status, before.num_early) == ("expired", 6)
+        resumed = await server.store.resume(TENANT, batch.id)
+        assert resumed.expired_at is None
+        assert resumed.expires_at > clock.wall() + 3600
+        found = await server.work()
+        assert (found.status, found.num_done, found.num_failed, found.num_early) == ("completed", 4, 2, 0)
+        output, errors = site.results(found)
+        assert ids_of(output) + ids_of(errors) == ["r0", "r1", "r3", "r4", "r2", "r5"]
+        assert site.left() == []
 
 
 @in_loop
@@ -551,6 +598,30 @@ async def test_contents_of_another_database_are_not_swept(tmp_path: Path) -> Non
 
 
 @in_loop
+async def test_results_that_wait_for_their_rows_are_not_swept(site: Site) -> None:
+    """A server was killed between the files of results and their rows."""
+    async with site.server() as server:
+        await site.add(server, lines(2))
+        _, lease = await server.take()
+        for step in (
+            lambda batch: machine.surveyed(batch, Survey(2, "m", frozenset(), ()), 1.0),
+            lambda batch: machine.advanced(
+                batch,
+                Progress(begin=Place(), end=Place(2, 9), num_done=1, num_failed=1, output_bytes=5, error_bytes=4),
+                1,
+            ),
+            lambda batch: machine.finalized(batch, "file-output", "file-errors", 2.0),
+        ):
+            await server.store.change(lease, step)
+        paths = [site.content(name) for name in ("file-output", "file-errors", "file-of-none")]
+        for path in paths:
+            path.write_bytes(b"x")
+            os.utime(path, (0, 0))
+        await server.store.sweep()
+        assert [path.exists() for path in paths] == [True, True, False]
+
+
+@in_loop
 async def test_an_input_that_has_become_shorter_fails_its_batch(site: Site, tmp_path: Path) -> None:
     async with site.server() as server:
         made = await site.add(server, lines(8))
@@ -598,3 +669,25 @@ def test_a_file_that_a_thread_writes_to_is_closed_by_it(tmp_path: Path) -> None:
     assert folder.result_path("batch_1", 1, "output").read_bytes() == b"answer"
     with pytest.raises(OSError, match="closed"):
         results.write("output", b"more", 6)
+
+
+@in_loop
+async def test_the_tenant_with_the_fewest_batches_at_work_comes_first_then_the_oldest_batch(site: Site) -> None:
+    async with site.server() as server:
+        for number in range(3):
+            await site.add(server, lines(1), name=f"batch_many_{number}", created_at=10.0 - number)
+        few = StoredFile(
+            id="file-few", tenant="few", created_at=0.0, expires_at=clock.wall() + 3600, purpose="batch",
+            filename="in.jsonl", num_bytes=1, folder=server.store.folder.id,
+        )  # fmt: skip
+        await server.store.add_file(few)
+        await server.store.add_batch(
+            Batch(
+                id="batch_few", tenant="few", key_id="k", endpoint="/v1/completions", input_file_id="file-few",
+                created_at=20.0, expires_at=clock.wall() + 3600,
+            )
+        )  # fmt: skip
+        first = await server.store.take(frozenset(), 2)
+        assert [batch.id for batch, _ in first] == ["batch_many_2", "batch_few"]
+        rest = await server.store.take(frozenset(batch.id for batch, _ in first), 2)
+        assert [batch.id for batch, _ in rest] == ["batch_many_1", "batch_many_0"]

@@ -150,3 +150,18 @@ def test_a_window_that_has_passed_ends_what_has_not_ended() -> None:
     assert not machine.is_due(batch, 99.9)
     assert machine.is_due(batch, 100.0)
     assert not machine.is_due(machine.cancelled(batch, 2.0), 100.0)
+
+
+def test_a_batch_whose_input_was_not_read_is_not_in_progress_when_it_is_resumed() -> None:
+    unread = machine.surveyed(machine.cancelled(new(), 1.0), survey(0), 2.0)
+    assert (unread.status, unread.total) == ("cancelled", 0)
+    resumed = machine.resumed(unread, 3.0)
+    assert (resumed.status, resumed.in_progress_at) == ("validating", None)
+    assert machine.surveyed(resumed, survey(2), 4.0).in_progress_at == 4.0
+
+
+def test_a_batch_that_goes_on_does_not_say_any_more_why_it_waited() -> None:
+    batch = machine.noted(machine.surveyed(new(), survey(4), 1.0), "the disk is full")
+    assert batch.note == "the disk is full"
+    assert machine.advanced(batch, progress(batch, 1, 0), 1).note == ""
+    assert machine.stopped(batch, "expired", 2.0).note == ""

@@ -77,6 +77,15 @@ def test_each_difference_is_said_in_words(new: Contract, words: str, is_break: b
     assert (change.base, change.unknown) == (7, "")
 
 
+def test_what_is_gone_hides_no_other_difference() -> None:
+    outputs = (TensorSpec("a", "FP32", (1,)), TensorSpec("b", "FP32", (1,)), TensorSpec("c", "FP32", (1,)))
+    change = difference(
+        Contract(inputs=(), outputs=outputs), Contract(inputs=(), outputs=(TensorSpec("c", "INT64", (1,)),)), 7
+    )
+    words = ("the output 'a' is gone", "the output 'b' is gone", "the output 'c' is INT64 instead of FP32")
+    assert (change.words, change.breaks) == (words, words)
+
+
 @given(contracts, contracts)
 def test_equal_contracts_and_only_these_have_no_difference(one: Contract, other: Contract) -> None:
     assert difference(one, one).words == ()

@@ -181,9 +181,9 @@ def test_an_alias_moves_and_is_no_stage(database: Database) -> None:
         ({"digest": "sha256:" + "0" * 64}, "digest must be tree-sha256:"),
         ({"digest": "tree-sha256:xyz"}, "digest must be tree-sha256:"),
         ({"source": ""}, "source must name"),
-        ({"source": "a\nb"}, "source must be at most"),
+        ({"source": "a\nb"}, "write one line, without line breaks"),
         ({"tags": {f"t{number}": "" for number in range(65)}}, "tags may have 64"),
-        ({"description": "x" * 1001}, "description must be at most 1000"),
+        ({"description": "x" * 1001}, "description has 1,001 characters, and may have 1000; shorten it"),
     ],
 )
 def test_what_cannot_be_registered_is_refused_by_name(tmp_path: Path, change: dict[str, Any], part: str) -> None:

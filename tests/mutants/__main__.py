@@ -1,8 +1,8 @@
 """``make mutants``: wrong changes, each against the tests that run it; what no test notices is a gap in the tests.
 
 First the changes of ``known``, which must all be noticed; then a sample, of which ``WANTED`` must be, but for those that
-``equivalent`` names. Files of tests are run once beforehand to know which test runs what: those near to the changes, then,
-for what they do not notice, those that are further away.
+``equivalent`` names. The files of tests nearest to a change are run with it. For a change that they do not notice, files are
+run once without it, to know which test runs what: those near to the change, then those that are further away.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,11 +25,13 @@ from tests.mutants.hook import pytest_command
 from tests.mutants.known import KNOWN, Known
 from tests.mutants.operators import Change, applied
 from tests.mutants.run import Limits, Outcome, try_change
-from tests.mutants.selection import likely_tests, near_files, sample
-from tests.mutants.sources import BUILD, PACKAGE, ROOT, modules, tested
+from tests.mutants.selection import Nearness, likely_tests, sample
+from tests.mutants.sources import BUILD, PACKAGE, ROOT, modules, sources, sources_of_tests
 
 WANTED: Final = 0.95
-ROUNDS: Final = 4, 20  # files of tests, the nearest first, of which those are asked about a change that run it
+NEAREST: Final = 3  # files of tests that are run with a change as they are
+AS_THEY_ARE: Final = Limits(20.0, 75.0)
+ROUNDS: Final = 4, 12, 24  # files of tests, the nearest first, of which those are asked about a change that run it
 UNTRACED: Final = ("bench", "clients", "experiments", "mutants", "training", "test_setup.py", "test_tutorials.py")
 """Tests that are not asked about changes: they measure, take minutes, or are about other files than the sources."""
 
@@ -66,8 +68,15 @@ def _try_all(drawn: list[Change], jobs: int, *, is_kept: bool) -> list[Tried]:
     """Each change against the tests that are near to it, and what they do not notice against others."""
     tried = {change: Tried(change, None, _reason(change)) for change in drawn}
     tests = {file for path in traced() for file in tracing.test_files(path)}
-    texts = tested(tests)
-    ranked = {change: near_files(change.file, texts) for change in drawn}
+    nearness = Nearness(sources_of_tests(tests), sources())
+    ranked = {change: nearness.files(change) for change in drawn}
+    left = [change for change, one in tried.items() if one.reason is None]
+    with ThreadPoolExecutor(jobs) as pool:
+        nearest: Callable[[tuple[int, Change]], Tried] = lambda job: _try_nearest(*job, ranked[job[1]][:NEAREST])  # noqa: E731
+        for one in pool.map(nearest, enumerate(left)):
+            if one.is_noticed:
+                tried[one.change] = one
+                _say_tried(one)
     asked = 0
     for count in ROUNDS:
         left = [one.change for one in tried.values() if one.reason is None and not one.is_noticed]
@@ -78,8 +87,7 @@ def _try_all(drawn: list[Change], jobs: int, *, is_kept: bool) -> list[Tried]:
             for one in pool.map(attempt, enumerate(left)):
                 if one.outcome is not None:
                     tried[one.change] = one
-                fate = "uncovered" if one.outcome is None else one.outcome.fate
-                _say(f"{fate:<10} {one.change.file}:{one.change.line} {one.change.what}", one.outcome)
+                _say_tried(one)
         asked, is_kept = count, True
     return [*tried.values()]
 
@@ -151,6 +159,21 @@ def _reason(change: Change) -> str | None:
     return reason_for(change, (PACKAGE / change.file).read_text("utf-8"))
 
 
+def _try_nearest(number: int, change: Change, files: list[str]) -> Tried:
+    """Noticed is what fails twice with the change and passes without it, within the limits; else it is not known yet."""
+    source = (PACKAGE / change.file).read_text("utf-8")
+
+    def outcome(text: str, tests: Sequence[str]) -> Outcome:
+        return try_change(f"{number}", change.file, text, tests, AS_THEY_ARE)
+
+    found = outcome(applied(change, source), files)
+    if found.by.startswith("tests/"):
+        whole = found.by.partition("[")[0]  # with all its parameters
+        if outcome(source, [whole]).fate == "survived" and outcome(applied(change, source), [whole]).fate != "survived":
+            return Tried(change, found, None)
+    return Tried(change, None, None)
+
+
 def _try(number: int, change: Change, trace: tracing.Trace, files: list[str]) -> Tried:
     source = (PACKAGE / change.file).read_text("utf-8")
     outcome = None
@@ -158,10 +181,30 @@ def _try(number: int, change: Change, trace: tracing.Trace, files: list[str]) ->
         if tests:
             seconds = [trace.seconds[test] for test in tests]
             limits = Limits(max(20.0, 6.0 * max(seconds)), 60.0 + 8.0 * sum(seconds))
-            outcome = try_change(f"{number}", change.file, applied(change, source), tests, limits)
+            outcome = _noticed(f"{number}", change.file, applied(change, source), tests, limits)
             if outcome.fate != "survived":
                 break
     return Tried(change, outcome, None)
+
+
+def _noticed(name: str, file: str, text: str, tests: Sequence[str], limits: Limits) -> Outcome:
+    """As ``try_change``. A test that passes when it is asked again has failed by chance, and the others are asked."""
+    left = list(tests)
+    while True:
+        outcome = try_change(name, file, text, left, limits)
+        if outcome.fate == "survived" or outcome.by not in left:
+            return outcome
+        again = try_change(name, file, text, [outcome.by], limits)
+        if again.fate != "survived":
+            return outcome
+        left.remove(outcome.by)
+        if not left:
+            return again
+
+
+def _say_tried(one: Tried) -> None:
+    fate = "uncovered" if one.outcome is None else one.outcome.fate
+    _say(f"{fate:<10} {one.change.file}:{one.change.line} {one.change.what}", one.outcome)
 
 
 def _say(what: str, outcome: Outcome | None) -> None:

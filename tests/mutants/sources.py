@@ -6,7 +6,7 @@ The name of a block is ``file:Class.function:number``. The number counts the bod
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -78,35 +78,52 @@ def _nested(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
         yield case.body
 
 
-class Tested(NamedTuple):
-    """A file of tests: its text, and the modules of the package that it imports, itself or by modules of tests."""
+class Source(NamedTuple):
+    """A Python file: its text, and the modules of the package that it imports."""
 
     text: str
     modules: frozenset[str]
 
 
-def tested(files: Iterable[str]) -> dict[str, Tested]:
-    found: dict[str, Tested] = {}
-    return {file: _tested(file, found) for file in files}
+def sources() -> dict[str, Source]:
+    """The modules of the package, by their paths in it."""
+    texts = {file: (PACKAGE / file).read_text("utf-8") for file in modules()}
+    package = {module_name(file) for file in texts}
+    return {file: Source(text, frozenset(imported(text, package)) & package) for file, text in texts.items()}
 
 
-def _tested(file: str, found: dict[str, Tested]) -> Tested:
+def sources_of_tests(files: Iterable[str]) -> dict[str, Source]:
+    """These files of tests, with what they import themselves or by modules of tests."""
+    package = {module_name(file) for file in modules()}
+    found: dict[str, Source] = {}
+    return {file: _tested(file, package, found) for file in files}
+
+
+def _tested(file: str, package: Set[str], found: dict[str, Source]) -> Source:
     if file not in found:
         text = (ROOT / file).read_text("utf-8")
-        found[file] = Tested(text, frozenset())  # while modules of tests that import each other are read
-        names = set(_imports(ast.parse(text)))
-        for name in [name for name in names if name.startswith("tests.")]:
-            helper = name.replace(".", "/") + ".py"
-            if (ROOT / helper).is_file():
-                names |= _tested(helper, found).modules
-        found[file] = Tested(text, frozenset(name for name in names if name.startswith("inferd")))
+        found[file] = Source(text, frozenset())  # while modules of tests that import each other are read
+        names = {*imported(text, package)}
+        for name in [name for name in names if _is_of_tests(name)]:
+            names |= _tested(_file_of(name), package, found).modules
+        found[file] = Source(text, frozenset(names & package))
     return found[file]
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported(text: str, package: Set[str]) -> Iterator[str]:
+    """The modules that are imported. ``from a import b`` imports ``a.b`` where that is a module, else ``a``."""
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in package or _is_of_tests(whole) else node.module
+
+
+def _is_of_tests(module: str) -> bool:
+    return module.startswith("tests.") and (ROOT / _file_of(module)).is_file()
+
+
+def _file_of(module: str) -> str:
+    return module.replace(".", "/") + ".py"

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.mutants import __main__ as main_module
 from tests.mutants.__main__ import traced
 from tests.mutants.equivalent import EQUIVALENT, reason_for
 from tests.mutants.hook import write_hook
 from tests.mutants.known import KNOWN, Known
 from tests.mutants.operators import applied, changes
-from tests.mutants.selection import likely_tests, near_files, rank, sample
-from tests.mutants.sources import PACKAGE, ROOT, bodies, module_name, room_of
-from tests.mutants.sources import Tested as FileOfTests
+from tests.mutants.run import Fate, Limits, Outcome, failed_tests
+from tests.mutants.selection import Nearness, likely_tests, rank, sample
+from tests.mutants.sources import PACKAGE, ROOT, Source, bodies, imported, module_name, room_of
 from tests.mutants.trace import MAPPED, Seen, Trace, kept, marked
 
 SOURCE = '''"""Text that no change touches: 1 < 2."""
@@ -153,6 +154,63 @@ def test_a_rooms_own_tests_are_asked_first_and_others_when_they_notice_nothing()
     assert second == ["tests/test_app.py::test_of_a_whole_server"]
 
 
+def test_a_test_that_fails_once_with_a_change_has_not_noticed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    fails = {"unsteady": [True, False], "steady": [True, True]}
+
+    def trying(name: str, file: str, text: str, tests: list[str], limits: Limits) -> Outcome:
+        asked.append([*tests])
+        for test in tests:
+            if test in fails and fails[test].pop(0):
+                return Outcome("killed", test, 1.0, len(tests))
+        return Outcome("survived", "", 1.0, len(tests))
+
+    monkeypatch.setattr(main_module, "try_change", trying)
+    limits = Limits(1.0, 1.0)
+    assert main_module._noticed("0", "a.py", "", ["quiet", "unsteady", "steady"], limits).by == "steady"
+    assert asked == [["quiet", "unsteady", "steady"], ["unsteady"], ["quiet", "steady"], ["steady"]]
+    fails["unsteady"] = [True, False]
+    assert main_module._noticed("0", "a.py", "", ["unsteady"], limits).fate == "survived"
+
+
+@pytest.mark.parametrize(
+    ("fates", "by", "is_noticed"),
+    [
+        (["killed", "survived", "killed"], "tests/test_window.py::test_a[1]", True),
+        (["timed out", "survived", "timed out"], "tests/test_window.py::test_a[1]", True),
+        (["killed", "survived", "survived"], "tests/test_window.py::test_a[1]", False),  # it failed by chance
+        (["killed", "killed"], "tests/test_window.py::test_a[1]", False),  # it fails without the change as well
+        (["survived"], "", False),
+        (["timed out"], "no end", False),  # it is not known how long the files take
+    ],
+)
+def test_the_nearest_tests_notice_a_change_where_they_fail_with_it_alone(
+    monkeypatch: pytest.MonkeyPatch, fates: list[Fate], by: str, is_noticed: bool
+) -> None:
+    file = "window.py"
+    source = (PACKAGE / file).read_text("utf-8")
+    change = next(iter(changes(file, source)))
+    wrong, name = applied(change, source), "tests/test_window.py::test_a"
+    asked: list[tuple[str, list[str]]] = []
+
+    def trying(number: str, of: str, text: str, tests: list[str], limits: Limits) -> Outcome:
+        asked.append((text, tests))
+        return Outcome(fates[len(asked) - 1], by, 1.0, 1)
+
+    monkeypatch.setattr(main_module, "try_change", trying)
+    assert main_module._try_nearest(0, change, ["tests/test_window.py"]).is_noticed == is_noticed
+    assert asked == [(wrong, ["tests/test_window.py"]), (source, [name]), (wrong, [name])][: len(fates)]
+
+
+def test_the_name_of_a_failed_test_may_have_spaces() -> None:
+    said = [
+        "E   FAILED tests are listed below",
+        "FAILED tests/a/test_b.py::test_c[past the deadline] - AssertionError: no - not this",
+        "ERROR tests/a/test_d.py",
+    ]
+    assert failed_tests(said) == ["tests/a/test_b.py::test_c[past the deadline]", "tests/a/test_d.py"]
+
+
 def test_processes_import_the_changed_module_and_the_working_tree_stays_as_it_is(tmp_path: Path) -> None:
     file = "window.py"
     source = (PACKAGE / file).read_text("utf-8")
@@ -164,21 +222,43 @@ def test_processes_import_the_changed_module_and_the_working_tree_stays_as_it_is
     assert (PACKAGE / file).read_text("utf-8") == source
 
 
-def test_files_of_tests_that_name_or_import_a_module_are_near_to_it() -> None:
+def test_a_changes_own_tests_are_nearest_and_then_those_that_share_rare_features_with_it() -> None:
+    change = next(change for change in changes("router/waiting/queue.py", SOURCE))._replace(
+        block="router/waiting/queue.py:Queue.push:0", original="length > limit"
+    )
+    every = frozenset({"inferd.types"})
     tested = {
-        "tests/app/test_root.py": FileOfTests("", frozenset({"inferd.app.root"})),
-        "tests/gateway/test_through_a_server.py": FileOfTests("", frozenset({"inferd.router.waiting.queue"})),
-        "tests/router/test_order.py": FileOfTests("of the waiting queue", frozenset({"inferd.router"})),
-        "tests/router/test_pool.py": FileOfTests("", frozenset({"inferd.router.pool"})),
-        "tests/router/waiting/test_queue.py": FileOfTests("", frozenset()),
+        "tests/app/test_root.py": Source("", every),
+        "tests/drift/test_mean.py": Source("", every),
+        "tests/gateway/test_limits.py": Source("self.limit", every),
+        "tests/gateway/test_through_a_server.py": Source("", every | {"inferd.router.waiting.queue"}),
+        "tests/remote/test_of_a_user.py": Source("", every | {"inferd.remote.sending"}),
+        "tests/router/test_pool.py": Source("", every),
+        "tests/router/waiting/test_queue.py": Source("", frozenset()),
+        "tests/router/waiting/test_order.py": Source("of the queue", every),
+        "tests/worker/test_names.py": Source("queue.push()", every),
     }
-    assert near_files("router/waiting/queue.py", tested) == [
-        "tests/router/waiting/test_queue.py",
-        "tests/gateway/test_through_a_server.py",
-        "tests/router/test_order.py",
-        "tests/router/test_pool.py",
-        "tests/app/test_root.py",
-    ]
+    queue = frozenset({"inferd.router.waiting.queue"})
+    modules = {
+        "remote/sending.py": Source("queue.push(1)", queue),
+        "worker/loop.py": Source("queue.pull()", queue),  # not what was changed
+    }
+    ranked = Nearness(tested, modules).files(change)
+    assert ranked[0] == "tests/router/waiting/test_queue.py"
+    assert {*ranked[1:7]} == {*tested} - {ranked[0], *ranked[7:]}
+    assert ranked[7:] == ["tests/app/test_root.py", "tests/drift/test_mean.py"]
+
+
+def test_tests_of_modules_outside_of_rooms_are_their_own() -> None:
+    change = next(change for change in changes("errors.py", SOURCE))._replace(block="errors.py:kinds:0")
+    tested = {name: Source("", frozenset()) for name in ("tests/app/test_errors.py", "tests/test_errors.py")}
+    assert Nearness(tested, {}).files(change) == ["tests/test_errors.py", "tests/app/test_errors.py"]
+
+
+def test_what_is_imported_from_a_package_is_its_module_or_else_the_package() -> None:
+    text = "import inferd.types\nfrom inferd import LLM, clock\nfrom inferd.errors import Unavailable\n"
+    package = {"inferd", "inferd.clock", "inferd.errors", "inferd.llm", "inferd.types"}
+    assert {*imported(text, package)} == {"inferd.types", "inferd", "inferd.clock", "inferd.errors"}
 
 
 def test_a_run_that_is_interrupted_keeps_what_its_complete_files_ran(tmp_path: Path) -> None:

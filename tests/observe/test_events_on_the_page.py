@@ -16,6 +16,7 @@ from inferd.events import (
     Event,
     GatewaysCompared,
     HandedOver,
+    HintsExchanged,
     HttpServed,
     JobsCounted,
     LinesAnswered,
@@ -403,6 +404,10 @@ TOLD: dict[str, tuple[tuple[Event, ...], dict[str, float]]] = {
             GatewaysCompared(digest="cd", num_gateways=3, num_differing=2),
         ),
         {"config_digest_info cd": 1, "gateways": 3, "gateways_differing": 2},
+    ),
+    "hints exchanged": (
+        (HintsExchanged(counts={"sent": 3, "used": 1}), HintsExchanged(counts={"sent": 2, "stale": 4})),
+        {"hints sent": 5, "hints stale": 4},
     ),
     "stored": (
         (StoredCounted(num_bytes=900, num_responses=3, num_conversations=2, num_tenants=2, most_used=0.25),),

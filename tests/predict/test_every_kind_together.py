@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 import skops.io
 import xgboost
@@ -16,8 +19,25 @@ from tests.predict.encoder.tiny_encoders import write_encoder
 from tests.predict.live import serving
 from tests.predict.small_onnx import identity
 
+from inferd import models
+
 NAMES = {"chat", "same", "mood", "trees", "vectors", "judge", "mine"}
+WEIGHTS = {".safetensors", ".onnx", ".skops", ".ubj"}
 ROWS = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+
+
+class Served(NamedTuple):
+    """A server's address, its process, and the folder of its models."""
+
+    url: str
+    pid: int
+    folder: Path
+
+
+def files_of_models(server: Served) -> list[Path]:
+    """The files that hold weights, trees or tables."""
+    folders = (server.folder, models.path("demo"))
+    return [file for folder in folders for file in folder.rglob("*") if file.suffix in WEIGHTS]
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +47,14 @@ def booster() -> xgboost.Booster:
 
 
 @pytest.fixture(scope="module")
-def server(booster: xgboost.Booster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("mixed")
+def server(booster: xgboost.Booster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("mixed")
+    folder = home / "models"
+    folder.mkdir()
     moods = make_pipeline(TfidfVectorizer(), LogisticRegression())
     skops.io.dump(moods.fit(["a good day", "a bad day"] * 10, ["good", "bad"] * 10), folder / "mood.skops")
     booster.save_model(folder / "trees.ubj")
-    models: dict[str, dict[str, object]] = {
+    served: dict[str, dict[str, object]] = {
         "chat": {"source": "demo", "kv_cache": {"memory_bytes": 64 << 20}},
         "same": {"source": str(identity(folder / "same.onnx"))},
         "mood": {"source": str(folder / "mood.skops")},
@@ -47,12 +69,13 @@ def server(booster: xgboost.Booster, tmp_path_factory: pytest.TempPathFactory) -
     (folder / "mine.py").write_text(
         "class Longest:\n    def predict(self, texts: list[str]) -> str:\n        return max(texts, key=len)\n"
     )
-    with serving(folder, models, memory_bytes=4 << 30) as (url, _, _):
-        yield url
+    with serving(home, served, memory_bytes=4 << 30) as (url, _, pid):
+        yield Served(url, pid, folder)
 
 
-def test_each_is_asked_in_its_own_way(server: str, booster: xgboost.Booster) -> None:
-    with httpx.Client(base_url=server, timeout=30) as client:
+def ask_each(server: Served, booster: xgboost.Booster) -> None:
+    """Ask every model, and check its answer."""
+    with httpx.Client(base_url=server.url, timeout=30) as client:
         assert {one["id"] for one in client.get("/v1/models").json()["data"]} == NAMES
         said = client.post(
             "/v1/chat/completions",
@@ -84,6 +107,35 @@ def test_each_is_asked_in_its_own_way(server: str, booster: xgboost.Booster) -> 
         assert client.post("/v2/models/mine/infer", json=asked).json()["outputs"][0]["data"] == ["abc"]
 
 
+def test_each_is_asked_in_its_own_way(server: Served, booster: xgboost.Booster) -> None:
+    ask_each(server, booster)
+
+
+def test_models_stay_in_memory_and_no_request_reads_their_files(server: Served, booster: xgboost.Booster) -> None:
+    """The files may be away. No worker keeps one open or mapped, and all of them together read less than the largest."""
+    ask_each(server, booster)
+    workers = psutil.Process(server.pid).children(recursive=True)
+    assert len(workers) >= len(NAMES)
+    before = sum(worker.io_counters().read_chars for worker in workers)
+    files = files_of_models(server)
+    largest = max(file.stat().st_size for file in files)
+    assert before > largest, "what a worker reads is counted"
+    away = server.folder.with_name("away")
+    server.folder.rename(away)
+    try:
+        for _ in range(3):
+            ask_each(server, booster)
+        names = {str(file) for file in (*files, *away.rglob("*"))}
+        used = {one.path for worker in workers for one in (*worker.open_files(), *worker.memory_maps(grouped=True))}
+    finally:
+        away.rename(server.folder)
+    assert not used & names
+    assert sum(worker.io_counters().read_chars for worker in workers) - before < largest
+    assert {worker.pid for worker in workers} == {
+        worker.pid for worker in psutil.Process(server.pid).children(recursive=True)
+    }
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -96,9 +148,9 @@ def test_each_is_asked_in_its_own_way(server: str, booster: xgboost.Booster) -> 
     ],
 )
 def test_a_model_that_is_asked_for_another_kinds_work_says_what_it_does(
-    server: str, path: str, body: dict[str, object]
+    server: Served, path: str, body: dict[str, object]
 ) -> None:
-    answer = httpx.post(server + path, json=body, timeout=30)
+    answer = httpx.post(server.url + path, json=body, timeout=30)
     assert answer.status_code == 400, answer.text
-    with httpx.Client(base_url=server, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
         assert client.get("/health/ready").status_code == 200

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -69,6 +70,9 @@ class StandIn(ThreadingHTTPServer):
         self.wanted = ""  # the header Authorization, if one is needed
         self.body: bytes | None = None  # of every answer
         self.redirect = ""
+        self.trickles = False  # each answer goes on until the client leaves, a blank in 10 ms
+        self.silence = threading.Event()  # each answer waits for it
+        self.silence.set()
         self.asked: list[str] = []  # targets of requests
         self.ranges: list[str] = []  # headers Range
         self.given: list[str] = []  # headers Authorization
@@ -99,7 +103,10 @@ class _Answers(BaseHTTPRequestHandler):
         server = self.server
         server.asked.append(unquote(self.path))
         server.given.append(self.headers.get("Authorization", ""))
+        server.silence.wait(60)
         parts = urlsplit(self.path)
+        if server.trickles:
+            return self._trickle(server.status or 200)
         if server.redirect:
             return self._send(302, b"", Location=server.redirect)
         if server.status:
@@ -133,6 +140,14 @@ class _Answers(BaseHTTPRequestHandler):
         if found is None:
             return self._error(404, "RESOURCE_DOES_NOT_EXIST", "Registered Model with name=none not found")
         return self._send(200, json.dumps(found, indent=2).encode())
+
+    def _trickle(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        while True:
+            self.wfile.write(b" ")
+            time.sleep(0.01)
 
     def _root(self, name: str, number: str) -> str:
         return self.server.roots.get((name, number), f"mlflow-artifacts:/1/models/{name}-{number}/artifacts")

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.app.test_registry_served import adding
-from tests.registry.mlflow_stand_in import StandIn, logged, mlmodel, standing_in
+from tests.registry.mlflow_stand_in import TWO, StandIn, logged, mlmodel, standing_in
 
 from inferd.artefacts.manifest import manifest_of
 from inferd.config import Config, ModelConfig, load_config, model_name
 from inferd.errors import ConfigError, InferdError, ModelLoadError
 from inferd.registry.artifact import artifact_of
 from inferd.registry.mlflow import fetching
-from inferd.registry.mlflow.fetching import fetch
+from inferd.registry.mlflow.fetching import fetch, judge
 from inferd.registry.mlflow.located import locate
 from inferd.registry.mlflow.mlmodel import Served, choose, read_mlmodel
 from inferd.registry.mlflow.server import AWAY, server_of
@@ -54,10 +54,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "inferd"
 
 
-def got(server: StandIn, source: str, mlflow: dict[str, Any] | None = None, **settings: Any) -> ModelConfig:
+def configured(server: StandIn, source: str, mlflow: dict[str, Any] | None = None, **settings: Any) -> Config:
     model = {"source": source, **settings}
     found = {"models": {"m": model}, "mlflow": {"url": server.url, "timeout_s": 5, **(mlflow or {})}}
-    config = msgspec.convert(found, Config)
+    return msgspec.convert(found, Config)
+
+
+def got(server: StandIn, source: str, mlflow: dict[str, Any] | None = None, **settings: Any) -> ModelConfig:
+    config = configured(server, source, mlflow, **settings)
     asked = server_of(config.mlflow, os.environ)
     return fetch(asked, locate(asked, read_uri(source)), config.models["m"], config.mlflow)
 
@@ -362,6 +366,33 @@ def test_artifacts_elsewhere_are_read_from_allowed_folders_alone(server: StandIn
         assert why in refused(server, source, allowed).message
 
 
+@pytest.mark.parametrize(
+    ("inputs", "own", "tags", "why"),
+    [
+        (TWO, {}, {}, ""),
+        (TWO, {}, {"inferd__digest": "sha1:0"}, "is no digest"),
+        (TWO, {"MLmodel": b"["}, {}, "MLmodel of adding"),
+        ("{", {}, {}, "signature in the MLmodel of adding"),
+    ],
+    ids=["good", "digest", "MLmodel", "signature"],
+)
+def test_a_version_is_judged_before_its_model_is_read(
+    server: StandIn, inputs: str, own: dict[str, bytes], tags: dict[str, str], why: str
+) -> None:
+    files = {**logged("onnx", {"model.onnx": b"x" * 900}, inputs, data="model.onnx"), **own}
+    server.add("adding", 1, files, **tags)
+    source = "mlflow:models:/adding/1"
+    config = configured(server, source)
+    asked = server_of(config.mlflow, os.environ)
+    found = locate(asked, read_uri(source))
+    if why:
+        with pytest.raises(ModelLoadError, match=why):
+            judge(asked, found, config.models["m"], config.mlflow)
+    else:
+        assert judge(asked, found, config.models["m"], config.mlflow) == sum(map(len, files.values()))
+    assert server.count("model.onnx") == 0
+
+
 # -- the server ---------------------------------------------------------------------------------
 
 
@@ -389,6 +420,24 @@ def test_a_server_that_is_gone_broken_or_something_else_is_away(server: StandIn)
         assert refused(server, source).code == AWAY
     error = refused(server, source, {"url": "http://127.0.0.1:9"})
     assert (error.code, "http://127.0.0.1:9 did not answer" in error.message) == (AWAY, True)
+
+
+@pytest.mark.timeout(60)
+def test_a_slow_server_is_away_after_its_time(server: StandIn) -> None:
+    source, quick = "mlflow:models:/adding/1", {"timeout_s": 0.3}
+    server.trickles = True
+    for status, said in ((200, "the answer did not end in time"), (500, "500"), (503, "503")):
+        server.status = status
+        error = refused(server, source, quick)
+        assert error.code == AWAY
+        assert "did not answer /api/2.0/mlflow/model-versions/get within 0.3 s" in error.message
+        assert said in error.message
+    server.status = 404
+    assert "answered 404: Not Found" in refused(server, source, quick).message, "which is said without its message"
+    server.silence.clear()
+    error = refused(server, source, quick)
+    server.silence.set()
+    assert (error.code, "timed out" in error.message) == (AWAY, True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from inferd import models
 from inferd.errors import ModelLoadError
-from inferd.registry.hub import ALLOWED, IGNORED
+from inferd.registry.hub import ALLOWED, IGNORED, cached
 from inferd.registry.source import check_folder, is_remote, resolve
 
 SHA = "a" * 40
@@ -24,6 +24,7 @@ FILES = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b"{}",
     "model.safetensors": b"w" * 300_000,
+    "consolidated.00.safetensors": b"the same weights in another layout",
     "pytorch_model.bin": b"a pickle",
     "run_me.py": b"raise SystemExit",
 }
@@ -108,7 +109,8 @@ def test_the_hubs_model_beside_a_folder_of_its_owners_name_is_told(
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The few endpoints that a snapshot download asks for. org/gone is unknown, org/gated gated."""
+    """The few endpoints that a snapshot download asks for. org/gone is unknown, org/gated gated,
+    org/forbidden not for this token, and for org/busy it has no time."""
 
     asked: list[str] = []
 
@@ -125,6 +127,10 @@ class Hub(BaseHTTPRequestHandler):
             self.reply(404, b'{"error":"Repository not found"}', with_body, {"X-Error-Code": "RepoNotFound"})
         elif "org/gated" in path:
             self.reply(403, b'{"error":"gated"}', with_body, {"X-Error-Code": "GatedRepo"})
+        elif "org/forbidden" in path:
+            self.reply(403, b'{"error":"forbidden"}', with_body, {})
+        elif "org/busy" in path:
+            self.reply(503, b"{}", with_body, {})
         elif "/revision/none" in path:
             self.reply(404, b'{"error":"no"}', with_body, {"X-Error-Code": "RevisionNotFound"})
         elif path.startswith("/api/models/org/tiny/tree/"):
@@ -237,7 +243,13 @@ def test_of_a_sentence_encoder_the_folders_that_say_how_it_pools_are_downloaded_
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [("org/gone", "There is no model org/gone"), ("org/gated", "HF_TOKEN"), ("org/tiny@none", "no revision 'none'")],
+    [
+        ("org/gone", "There is no model org/gone"),
+        ("org/gated", "accept its conditions at"),
+        ("org/forbidden", "answered 403 for org/forbidden; set HF_TOKEN to a valid token"),
+        ("org/busy", "answered 503 for org/busy; try again later"),
+        ("org/tiny@none", "no revision 'none'"),
+    ],
 )
 def test_what_the_hub_refuses_is_said_with_the_remedy(hub: str, tmp_path: Path, source: str, said: str) -> None:
     message = str(asked(hub, source, tmp_path)["error"])
@@ -248,3 +260,17 @@ def test_what_the_hub_refuses_is_said_with_the_remedy(hub: str, tmp_path: Path, 
 def test_a_hub_out_of_reach_is_said_with_the_remedy(tmp_path: Path) -> None:
     assert "HF_ENDPOINT" in str(asked("http://127.0.0.1:1", "org/tiny", tmp_path)["error"])
     assert "HF_HUB_OFFLINE" in str(asked("http://127.0.0.1:1", "org/tiny", tmp_path, HF_HUB_OFFLINE="1")["error"])
+
+
+def test_in_the_cache_is_a_snapshot_that_has_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--org--tiny"
+    snapshot = folder / "snapshots" / SHA
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(SHA)
+    assert cached("org/tiny", None) is None, "its download was interrupted"
+    (snapshot / "config.json").write_text("{}")
+    assert cached("org/tiny", None) == cached("org/tiny", "main") == cached("org/tiny", SHA) == snapshot
+    assert cached("org/tiny", "other") is None
+    assert cached("org/other", None) is None

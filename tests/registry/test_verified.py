@@ -35,7 +35,7 @@ from inferd.registry.verified import FAILED, artefact_of, verified, verified_mod
 @pytest.fixture(autouse=True)
 def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys, "dont_write_bytecode", sys.dont_write_bytecode)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
 
 
 @pytest.fixture

@@ -410,7 +410,6 @@ def test_a_server_that_fails_is_to_blame_and_another_may_be_asked(status: int, c
     async def then(made: Bench, server: FaultServer) -> None:
         assert await refusal_of(made) == (code, True, True)
         assert await refusal_of(made, stream=True) == (code, True, True)
-        assert await refusal_of(made, idempotent=False) == (code, True, False)
         assert server.num_connections == 1
 
     asked(says(status), then)

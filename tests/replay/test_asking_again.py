@@ -20,6 +20,7 @@ from tests.replay.test_record_files import record, written
 from inferd.benchmark.load import Connection
 from inferd.cli.main import main
 from inferd.errors import Unavailable
+from inferd.replay import server as server_module
 from inferd.replay.records import Recorded, read
 from inferd.replay.replay import Outcome, Target, asked_model, is_random, question, replay
 from inferd.replay.server import AskedServer
@@ -48,6 +49,12 @@ def recorded(**changes: Any) -> Recorded:
         body=changes.get("body", base["request"]["whole"]["text"].encode()),
         answer=base["answer"]["whole"]["text"].encode(),
     )
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is busy with other tests a server may take long to describe its model."""
+    monkeypatch.setattr(server_module, "LOOK_S", 60.0)
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ def test_every_problem_is_listed_with_its_line(tmp_path: Path) -> None:
         {"request": {**CHAT, "n": 7}, "contain": "x"},
         {"request": {**CHAT, "n": 8}, "max_distance": {"text": "x", "distance": -1}},
         "not json",
+        {"request": {**CHAT, "n": 9}, "numeric": {"value": 1, "relative": 0.1}},
     )
     for words in (
         "line 2: the name 'a' is that of line 1",
@@ -52,12 +53,23 @@ def test_every_problem_is_listed_with_its_line(tmp_path: Path) -> None:
         "line 6: ",
         "line 7: request.stream is true",
         "line 8: the route does not follow from the request",
-        "line 9: Object contains unknown field `contain`",
+        "line 9: the field 'contain' is unknown; did you mean 'contains'? There are request, path, name, contains, ",
         "line 10: ",
         "line 11: ",
+        "line 12: the field 'relative' of numeric is unknown; leave it out. There are value, abs, rel",
     ):
         assert words in said
     assert "line 1:" not in said
+
+
+def test_a_path_names_a_route_and_no_model(tmp_path: Path) -> None:
+    said = problem(
+        tmp_path,
+        {"path": "/v2/models/digits/infer", "request": {"inputs": []}, "label": "1"},
+        {"path": "chat", "request": CHAT, "contains": "x"},
+    )
+    assert "line 1: path names the model 'digits'; write /v2/models/MODEL/infer, " in said
+    assert "line 2: path is 'chat'; write the route's path" in said
 
 
 def test_an_empty_set_and_a_missing_file_are_named(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from inferd.replay.difference import Difference, Flip, TensorDifference, text_difference
+from inferd.replay.evaluate import Comparison, EvaluationReport, Failed, PerplexityScore, Score
+from inferd.replay.evaluation_page import evaluation_page, sentence
 from inferd.replay.page import page
 from inferd.replay.replay import Outcome, Pair
-from inferd.replay.report import MAX_EXAMPLES, ReplayReport, figures_of, report_of
+from inferd.replay.report import MAX_EXAMPLES, ReplayReport, figures_of, report_of, share
 from inferd.replay.statistics import mcnemar, upper_bound, wilcoxon, wilson
 from inferd.replay.verdict import verdict_of
 
@@ -130,3 +134,82 @@ def test_examples_are_bounded_and_figures_have_no_texts() -> None:
     assert (len(found.examples), found.num_examples_left_out) == (MAX_EXAMPLES, 5)
     assert "secret" in repr(found)
     assert "secret" not in repr(figures_of(found))
+
+
+def score(model: str, count: int, number: int, *failed: Failed) -> Score:
+    passed = share(count, number)
+    return Score(model=model, fingerprint="fp", passed=passed, seconds=None, failed=[*failed], by_check={})
+
+
+def evaluation(**changes: Any) -> EvaluationReport:
+    base: dict[str, Any] = {"made_at": "now", "golden": "g.jsonl", "against": "a", "version": "1", "stopped": ""}
+    base |= {"min_pass": 0.9, "score": score("m@2", 6, 8), "passes": False}
+    return EvaluationReport(**(base | changes))
+
+
+LOST = Comparison(only_new=11, only_other=22, both=33, neither=44, p=0.0375, is_worse=True, lost=["x"])
+
+
+def rows_of(document: str) -> list[list[str]]:
+    """The text of each cell, row by row."""
+    rows = re.findall(r"<tr>(.*?)</tr>", document)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+
+
+def test_the_page_of_an_evaluation_has_the_counts_of_both_models_and_their_perplexities() -> None:
+    one = PerplexityScore(file="t", value=12.5, standard_error=0.25, num_scored=7000, num_windows=3, context=48)
+    both = {"other": score("m@1", 7, 8), "comparison": LOST}
+    other = msgspec.structs.replace(one, value=11.5, num_scored=6000)
+    document = evaluation_page(evaluation(**both, perplexity=one, other_perplexity=other))
+    assert rows_of(document) == [
+        ["", "cases"],
+        ["only this model", "11"],
+        ["only the other", "22"],
+        ["both", "33"],
+        ["neither", "44"],
+        ["model", "perplexity", "error of the mean, nats", "tokens"],
+        ["m@2", "12.5", "0.250", "7,000"],
+        ["m@1", "11.5", "0.250", "6,000"],
+    ]
+    assert "p value: 0.0375." in document
+    assert [float(width) for width in re.findall(r'<rect x="200"[^>]* width="([^"]*)"', document)] == [525.0, 612.5]
+    assert '<line x1="830.0" x2="830.0"' in document, "the bound of 90 % of the width of 700, which begins at 200"
+    assert [document.count(f">{percent} %</text>") for percent in ("75", "87.5", "90")] == [1, 1, 1]
+    alone = evaluation_page(evaluation())
+    assert (rows_of(alone), alone.count("<rect")) == ([], 1)
+
+
+def test_the_page_of_an_evaluation_escapes_failed_cases_and_says_how_many_it_leaves_out() -> None:
+    failed = [Failed(name=f"<b>{number}", line=number, reasons=["a", "<i>"]) for number in range(203)]
+    document = evaluation_page(evaluation(score=score("<m>", 0, 203, *failed)))
+    head, *rows = rows_of(document)
+    assert head == ["name", "line", "why"]
+    assert rows == [[f"&lt;b&gt;{number}", f"{number}", "a; &lt;i&gt;"] for number in range(200)]
+    assert "<p>3 more are not shown.</p>" in document
+    assert "&lt;m&gt;" in document
+    few = evaluation_page(evaluation(score=score("m", 0, 200, *failed[:200])))
+    assert len(rows_of(few)) == 201
+    assert "not shown" not in few
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stopped": "The server is gone."}, ["Not finished: The server is gone. 8 cases were asked."]),
+        ({}, ["6 of 8 cases pass (75.0 %, 95 % interval ", "), less than the 90 % that are asked for."]),
+        ({"min_pass": 0.75}, ["), at least the 75 % that are asked for."]),
+        ({"score": score("m", 0, 0)}, ["0 of 0 cases pass (0.0 %, "]),
+        (
+            {"comparison": LOST, "other": score("m@1", 7, 8)},
+            [" It is worse than m@1: 22 cases are lost and 11 gained (p 0.037)."],
+        ),
+        (
+            {"comparison": msgspec.structs.replace(LOST, is_worse=False), "other": score("m@1", 7, 8)},
+            [" It is not shown to be worse than m@1: "],
+        ),
+    ],
+)
+def test_the_sentence_of_an_evaluation_says_what_was_found(changes: dict[str, Any], words: list[str]) -> None:
+    said = sentence(evaluation(**changes))
+    for part in words:
+        assert part in said

@@ -13,7 +13,7 @@ from inferd.compare.answers import Tolerance
 from inferd.errors import InferdError, Overloaded, Unavailable
 from inferd.events import Assigned, CopyEnded, Event
 from inferd.rollout import copies as copying
-from inferd.rollout.copies import MAX_COMPARED_BYTES, MAX_IN_FLIGHT, Copies, Shadow
+from inferd.rollout.copies import MAX_COMPARED_BYTES, MAX_IN_FLIGHT, MAX_WAITING, Copies, Shadow
 from inferd.router.stream import Handle
 from inferd.types import (
     CallDelta,
@@ -104,6 +104,19 @@ class Reader:
         self.items.append(item)
 
 
+class OneCall:
+    """The sink of a call's only request: the call is over when its client has the whole answer."""
+
+    def __init__(self, reader: Reader, ended: Callable[[], None]) -> None:
+        self._reader = reader
+        self._ended = ended
+
+    def deliver(self, item: Item) -> None:
+        self._reader.deliver(item)
+        if item.end is not None:
+            self._ended()
+
+
 class World:
     def __init__(self) -> None:
         self.router = FakeRouter()
@@ -112,7 +125,8 @@ class World:
         self.reader = Reader()
 
     def ask(self, request: Request = PREDICT, shadow: Shadow = SHADOW) -> Submitted:
-        self.copies.copying(self.router, shadow).submit(request, self.reader)
+        router = self.copies.copying(self.router, shadow)
+        router.submit(request, OneCall(self.reader, router.call_ended))
         return self.router.submitted[-1]
 
     async def copy_of(self, request: Request = PREDICT, body: bytes = b"{}") -> Submitted:
@@ -276,8 +290,7 @@ def test_answers_that_are_too_large_or_in_several_parts_are_not_compared() -> No
         asked.say(Output("r", prediction=Prediction(b"1")))
         asked.predict(b"2")
         world.ask().say(Relayed("r", data=b"x"), Relayed("r", end=DONE))
-        await asyncio.sleep(0)
-        assert world.results == ["large", "form", "form"]
+        assert await world.told(3) == ["large", "form", "form"]
         assert len(world.router.submitted) == 3
         (await world.copy_of()).predict(b"x" * (MAX_COMPARED_BYTES + 1))
         assert world.results[3:] == ["differs"], "the other answer is not large"
@@ -340,8 +353,7 @@ def test_a_bounded_number_of_copies_runs_at_a_time_and_a_hanging_one_is_cancelle
             await world.copy_of(msgspec.structs.replace(PREDICT, id=str(number))) for number in range(MAX_IN_FLIGHT)
         ]
         world.ask().predict(b"{}")
-        await asyncio.sleep(0)
-        assert world.results == ["busy"]
+        assert await world.told() == ["busy"], "it has waited in vain for one of them to end"
         async with asyncio.timeout(30):
             while not all(copy.is_cancelled for copy in hanging):
                 await asyncio.sleep(0.001)
@@ -351,6 +363,57 @@ def test_a_bounded_number_of_copies_runs_at_a_time_and_a_hanging_one_is_cancelle
         assert len(world.reader.items) == MAX_IN_FLIGHT + 1
         (await world.copy_of()).predict(b"{}")
         assert (await world.told(MAX_IN_FLIGHT + 2))[-1] == "equal"
+
+    run(test)
+
+
+def test_a_copy_begins_behind_the_answers_to_all_open_calls() -> None:
+    async def test(world: World) -> None:
+        copied = world.ask()
+        other = world.copies.copying(world.router, SHADOW)
+        copied.predict(b"{}")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(world.router.submitted) == 1, "another call is open"
+        other.call_ended()
+        assert len(world.router.submitted) == 1, "nothing in the same turn"
+        await asyncio.sleep(0)
+        world.router.submitted[1].predict(b"{}")
+        assert await world.told() == ["equal"]
+
+    run(test)
+
+
+def test_where_calls_are_always_open_copies_begin_all_the_same_and_a_bounded_number_waits() -> None:
+    async def test(world: World) -> None:
+        world.copies.copying(world.router, SHADOW)  # a call that is open for ever
+        for _ in range(MAX_WAITING + 1):
+            world.ask().predict(b"{}")
+        assert world.results == ["busy"], "of the last one"
+        num_answered = MAX_WAITING + 1
+        async with asyncio.timeout(30):
+            while len(world.router.submitted) < num_answered + MAX_IN_FLIGHT:
+                await asyncio.sleep(0.001)
+            while len(world.results) < MAX_WAITING + 1:  # those that had no room then, or whose time came later
+                copies = world.router.submitted[num_answered:]
+                num_answered += len(copies)
+                for copy in copies:
+                    copy.predict(b"{}")
+                await asyncio.sleep(0.001)
+        assert world.results.count("equal") >= MAX_IN_FLIGHT
+
+    run(test)
+
+
+def test_pairs_are_compared_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "TOGETHER_S", 60.0)
+    monkeypatch.setattr(copying, "MAX_TOGETHER", 3)
+
+    async def test(world: World) -> None:
+        for number in range(3):
+            assert not world.results, number
+            (await world.copy_of()).predict(b"{}")
+        assert await world.told(3) == ["equal"] * 3
 
     run(test)
 

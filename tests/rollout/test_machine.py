@@ -226,6 +226,10 @@ def test_what_holds_on_every_way(name: str) -> None:
                 assert after.state == "rolled_back", progress
             if event == "deaths" and progress.state in ACTIVE:
                 assert after.state == "rolled_back", progress
+            if event == "promote":
+                assert after.state == "promoted" or after.step == progress.step + 1, (
+                    "an operator's promote is an approval"
+                )
             if progress.is_paused and after.share > progress.share:
                 assert event in ("promote", "promote_full"), "a paused rollout goes on by itself"
             if after.state == "running" and after.step > 0 and plan.steps[after.step].needs_approval:
@@ -338,6 +342,13 @@ def test_a_clock_that_goes_back_ends_no_step() -> None:
     assert observed(PLAN, at("running"), Seen(now=NOW - 9999, is_ready=True, verdict=PASSED)) == at("running")
 
 
+def test_a_clock_that_goes_back_takes_no_time_from_a_step() -> None:
+    paused = applied(at("running"), "pause", now=NOW + 4)
+    resumed = applied(paused, "resume", now=NOW + 500)
+    assert resumed.elapsed_s(NOW) == 4.0
+    assert applied(resumed, "pause", now=NOW).spent_s == 4.0
+
+
 def test_a_changed_plan_pauses_and_is_followed_from_its_first_step_that_takes_nothing_back() -> None:
     plan = msgspec.structs.replace(PLAN, steps=(Step(share=0.01), Step(share=0.1, for_s=60), Step(share=1.0)))
     paused = observed(plan, at("running"), seen())
@@ -348,6 +359,20 @@ def test_a_changed_plan_pauses_and_is_followed_from_its_first_step_that_takes_no
         applied(paused, "promote", plan)
     resumed = applied(paused, "resume", plan)
     assert (resumed.state, resumed.step, resumed.share, resumed.plan) == ("running", 1, 0.1, plan.digest)
+
+
+def test_a_changed_plan_with_the_same_steps_begins_the_step_in_effect_anew() -> None:
+    for step, share in enumerate((0.05, 0.25, 1.0)):
+        progress = msgspec.structs.replace(at("running", is_paused=True), step=step, share=share, spent_s=9.0)
+        resumed = applied(progress, "resume", OTHER_PLAN)
+        assert (resumed.state, resumed.step, resumed.share, resumed.spent_s) == ("running", step, share, 0.0)
+
+
+def test_a_plan_that_changes_before_the_first_step_is_followed_from_its_beginning() -> None:
+    """The new version may not be ready yet."""
+    resumed = applied(at("preparing", is_paused=True), "resume", OTHER_PLAN, is_ready=False)
+    assert (resumed.state, resumed.step, resumed.share) == ("preparing", -1, 0.0)
+    assert (resumed.plan, resumed.is_paused) == (OTHER_PLAN.digest, False)
 
 
 def test_without_patience_a_rollout_without_evidence_waits_for_its_operator() -> None:

@@ -581,6 +581,19 @@ def test_a_batch_that_is_written_again_counts_once(world: World, is_committed: b
     database.close()
 
 
+def test_deaths_before_a_rollout_was_started_again_do_not_count(world: World) -> None:
+    database = open_database(world.url, world.folder)
+    seat = Seat(world, "g0")
+    plan = plan_of("m", config().models["m"])
+    assert plan is not None
+    local = Local(plan=plan, is_ready=True, deaths=2)
+    assert ledger.exchange(database, seat, [local], None, lambda: world.now).stored["m:1:2"].deaths == 2
+    with database.transaction() as transaction:
+        ledger.store(transaction, plan.name, Progress(state="aborted", run=1), Verdict(), world.now, "operator")
+        assert ledger.read(transaction, seat, plan).deaths == 0
+    database.close()
+
+
 def test_without_news_the_database_is_only_read(world: World) -> None:
     database = open_database(world.url, world.folder)
     seat = Seat(world, "g0")

@@ -130,6 +130,33 @@ def test_what_could_not_be_stored_is_in_the_next_batch(events: list[tuple[int, b
     assert Counter(first.bad) == Counter(second.bad)
 
 
+def test_what_is_counted_while_a_batch_could_not_be_stored_is_kept_with_it() -> None:
+    tally = Tally(1, (ERRORS,))
+    tally.ended(call(assigned(b"a", is_new=True), 500))
+    lost = tally.take()
+    tally.ended(call(assigned(b"b"), 500))
+    tally.put_back(lost)
+    assert tally.bad_counts == {"errors": {0.05: Count(1, 1)}}
+    batch = tally.take()
+    assert [event.unit for event in batch.bad] == [b"a", b"b"]
+    assert batch.units == {("", 0.05): Count(1, 1)}
+
+
+def test_other_guards_count_the_units_that_earlier_ones_had_counted() -> None:
+    differs = Guard(kind="differs", max_fraction=0.02)
+    tally = Tally(1, (ERRORS, differs))
+    to, copied = assigned(b"u", is_new=True), assigned(b"u", share=0.0)
+    for guards in ((ERRORS, differs), (Guard(kind="errors", max_ratio=3.0), differs)):
+        tally.watch(guards)
+        assert tally.ended(call(to, 500))
+        assert not tally.ended(call(to, 500))
+        assert tally.compared(copied, differs=True)
+        assert not tally.compared(copied, differs=True)
+    batch = tally.take()
+    assert batch.units == {("", 0.05): Count(0, 1), ("copies", 0.0): Count(0, 1)}, "a unit is one all the same"
+    assert [event.guard for event in batch.bad] == ["errors", "differs", "errors", "differs"]
+
+
 def test_the_memory_of_units_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally_module, "MAX_UNITS", 10)
     monkeypatch.setattr(tally_module, "MAX_BAD", 30)

@@ -97,8 +97,14 @@ def test_what_a_server_received_elsewhere_is_preferred_by_hints_alone() -> None:
             (identity,) = {
                 member.identity for member in one._pools["m"].fleet.remotes if member.replica.name in servers[other].url
             }
-            two.adopt_hints("one", {"m": ModelHints({identity: keys})})
+            assert two.adopt_hints("one", {"m": ModelHints({identity: keys})}) == len(keys) // 8
+            assert two.num_by_hints() == 0
             assert await where(two, servers, text, "second") == other
+            assert await where(two, servers, text, "third") == other
+            assert two.num_by_hints() == 1, "the second request went there because the first one did"
+            two.adopt_hints("one", {"m": ModelHints({identity: keys})})
+            assert await where(two, servers, text, "fourth") == other
+            assert two.num_by_hints() == 1, "what is known is no news"
             assert one.hints() == {}, "prompts are told once"
 
     asyncio.run(scenario())
@@ -115,7 +121,7 @@ def test_hints_are_bounded_and_those_of_unknown_servers_and_models_change_nothin
                 "m": ModelHints({"http://elsewhere m": b"\0" * 80}, ["http://elsewhere m"]),
                 "n": ModelHints(),
             }
-            two.adopt_hints("liar", lies)
+            assert two.adopt_hints("liar", lies) == 0
             await ask(two, "hello " * 100, "after")
             with pytest.raises(msgspec.ValidationError):
                 msgspec.msgpack.decode(

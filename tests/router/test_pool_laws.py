@@ -151,7 +151,7 @@ class FakeRemote:
     def outstanding(self) -> int:
         return len(self.holds)
 
-    num_in_flight = outstanding
+    num_in_flight = load = outstanding
 
     @property
     def can_take(self) -> bool:
@@ -167,6 +167,7 @@ class FakeRemote:
     def probe(self) -> None: ...
     def pause(self, request_id: str) -> None: ...
     def resume(self, request_id: str) -> None: ...
+    def prompt_computed(self, request_id: str) -> None: ...
 
     def reached(self) -> None:
         self.is_ready = self.was_ready = True
@@ -309,6 +310,7 @@ class PoolMachine(RuleBasedStateMachine):
             model="m",
             prompt=TextPrompt(text=""),
             sampling=SamplingParams(n=n),
+            num_bytes=4096 * (self.num_made % 3),
             priority=priority,
             idempotent=idempotent,
             stream=is_streamed,
@@ -467,6 +469,9 @@ class PoolMachine(RuleBasedStateMachine):
                 assert all(count <= replica.capacity for count in by_class.values())
                 assert replica.num_in_flight <= 4 * max(replica.capacity, 0)
                 assert replica.is_ready or not replica.num_in_flight
+                assert replica._prompt_work._tokens.keys() <= {request.id for request in held}
+                assert replica.load >= replica.outstanding
+                assert replica.num_in_flight or replica.load == 0
             assert (replica.outstanding == 0) == (replica.num_in_flight == 0)
 
     @invariant()

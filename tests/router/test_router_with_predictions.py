@@ -12,11 +12,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+from tests.predict.test_sequences import STATES, write_sum
 from tests.router.tickets import ticket_of
 from tests.worker.watching import IMPATIENT, Witness, outputs_of, until
 
 from inferd import clock
-from inferd.config import BatchingConfig, Config, ModelConfig
+from inferd.config import BatchingConfig, Config, ModelConfig, SequenceConfig
 from inferd.events import StepDone
 from inferd.router.replicas.replica import LocalReplica
 from inferd.router.router import Router
@@ -145,6 +146,37 @@ async def audited(folder: Path) -> None:
 
 def test_a_model_whose_audit_finds_a_difference_says_so_in_its_status(tmp_path: Path) -> None:
     asyncio.run(audited(tmp_path))
+
+
+async def continued(folder: Path) -> None:
+    states = SequenceConfig(states=STATES)
+    config = ModelConfig(source=str(write_sum(folder / "sum.onnx", layers=1)), replicas=2, sequence=states)
+    router = Router(Config(models={"sum": config}), Witness(), patience=IMPATIENT)
+    await router.start()
+    try:
+        await router.settled()
+        for place in range(3):
+            for name in range(12):
+                tensors: list[dict[str, object]] = [
+                    {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [name]},
+                    {"name": "scale", "datatype": "FP32", "shape": [], "data": [1]},
+                ]
+                request = PredictRequest(
+                    id=f"{name}.{place}",
+                    model="sum",
+                    dialect="v2",
+                    body=json.dumps({"inputs": tensors}).encode(),
+                    arrived_at=clock.now(),
+                    sequence=f"s{name}",
+                    sequence_start=not place,
+                )
+                assert answer(await last(open_stream(router, request))) == [name * (place + 1)]
+    finally:
+        await router.stop()
+
+
+def test_all_requests_of_a_sequence_go_to_the_replica_that_has_its_state(tmp_path: Path) -> None:
+    asyncio.run(continued(tmp_path))
 
 
 async def streamed(folder: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
-from tests.remote.fault_server import FaultServer, Script, Talk, completion
+from tests.remote.fault_server import CHUNKED, FaultServer, Script, Talk, completion, piece
 from tests.stopwatch import Stopwatch
 from tests.worker.watching import Witness, ask, routing, text_of, until
 
@@ -130,13 +130,13 @@ def test_a_request_is_refused_by_a_busy_server_and_fails_with_a_server_that_fail
 def test_retries_are_a_part_of_live_traffic_and_none_for_what_may_not_run_twice() -> None:
     async def scenario() -> None:
         async with remotes((badly, badly), retry=RetryConfig(budget=0.2)) as (router, witness, servers):
+            await answer(send(router, "once", idempotent=False))
+            assert sum(len(server.talks) for server in servers) == 1
+            assert retried(witness) == [], "it asks for none, although the budget would grant it"
             ends = [(await answer(send(router, f"r{number}")))[1] for number in range(40)]
             assert all(end.failure is not None and end.failure.kind == "upstream_failed" for end in ends)
             granted = [granted for _, granted in retried(witness)]
             assert 1 <= sum(granted) <= 0.2 * 40 + 3
-            before = sum(len(server.talks) for server in servers)
-            await answer(send(router, "once", idempotent=False))
-            assert sum(len(server.talks) for server in servers) == before + 1
 
     asyncio.run(scenario())
 
@@ -313,6 +313,30 @@ def test_when_every_breaker_is_open_requests_are_refused_at_once_until_a_probe_s
                 await asyncio.sleep(0.02)
             states = [event.state for event in witness.events if isinstance(event, BreakerChanged)]
             assert states == ["open", "closed"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_broken", [True, False], ids=["broken", "deadline"])
+def test_an_answer_that_breaks_off_counts_as_a_failure_and_one_past_its_deadline_does_not(is_broken: bool) -> None:
+    async def begins(talk: Talk) -> None:
+        await talk.send(CHUNKED)
+        await talk.event(piece("begun"))
+        if is_broken:
+            talk.close()
+        else:
+            await talk.gone()
+
+    async def scenario() -> None:
+        async with remotes((begins,), breaker=BreakerConfig(failures=2)) as (router, witness, servers):
+            for number in range(2):
+                request = Request(id=f"r{number}", model="tiny", deadline_s=None if is_broken else 0.3)
+                relay = Relay(path="/chat/completions", body=b'{"stream":true,' + BODY[1:], stream=True)
+                data, end = await answer(open_stream(router, request, relay))
+                assert (b"begun" in data or not is_broken, end.outcome) == (True, "failed")
+            assert len(servers[0].talks) == 2
+            opened = [(event.state, event.reason) for event in witness.events if isinstance(event, BreakerChanged)]
+            assert opened == ([("open", "an answer broke off")] if is_broken else [])
 
     asyncio.run(scenario())
 

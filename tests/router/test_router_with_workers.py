@@ -70,6 +70,42 @@ def test_what_a_request_does_wrong_ends_it_alone() -> None:
     asyncio.run(scenario())
 
 
+def test_requests_keep_away_from_a_replica_that_computes_a_long_prompt(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(replicas=2) as (router, witness):
+            gate = tmp_path / "gate"
+            long = msgspec.structs.replace(ask(f"gate={gate}", name="long"), num_bytes=40_000)
+            streams = [open_stream(router, long)]
+            replicas = router.replicas("tiny")
+            await until(lambda: sum(replica.num_in_flight for replica in replicas) == 1, "it is sent")
+            (busy,) = [replica for replica in replicas if replica.num_in_flight]
+            assert busy.load == pytest.approx(1 + 10_000 / 1024)
+            streams += [open_stream(router, ask(f"gate={gate}", name=f"short{number}")) for number in range(6)]
+            await until(lambda: sum(replica.num_in_flight for replica in replicas) == 7, "all are sent")
+            assert busy.num_in_flight == 1, "six sequences are less than ten thousand tokens"
+            gate.touch()
+            for stream in streams:
+                assert text_of(await outputs_of(stream)) == letters(4)
+            assert [replica.load for replica in replicas] == [0, 0]
+            assert len(witness.ended()) == 7
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_whose_long_prompt_is_computed_counts_its_sequences_alone() -> None:
+    async def scenario() -> None:
+        async with serving() as (router, _):
+            long = msgspec.structs.replace(ask("pace=0.01", name="long", max_tokens=50), num_bytes=40_000)
+            stream = open_stream(router, long)
+            (replica,) = router.replicas("tiny")
+            first = await next_output(stream)
+            assert first.deltas
+            assert replica.load == replica.outstanding == 1
+            assert text_of([first, *await outputs_of(stream)]) == letters(50)
+
+    asyncio.run(scenario())
+
+
 def test_an_exception_in_a_step_fails_the_requests_of_that_step_only(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving() as (router, witness):

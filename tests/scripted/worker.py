@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.scripted import Script
 
@@ -13,12 +14,18 @@ from inferd.engine.engine import Engine
 from inferd.engine.forms import Resolved
 from inferd.engine.load import Progress, create_backend
 from inferd.errors import InvalidRequest
+from inferd.machine.weight_memory import WeightMemory
 from inferd.structured.guide import CompiledGrammar
 from inferd.types import GenerateRequest
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
-def create(name: str, config: ModelConfig, progress: Progress) -> Engine:
-    engine = create_backend(name, config, progress)
+
+def create(
+    name: str, config: ModelConfig, progress: Progress, weight_memory: WeightMemory | None = None, far: str = ""
+) -> Engine:
+    engine = create_backend(name, config, progress, weight_memory)
     script, forms = Script.load(Path(config.source)), engine._preparer._forms
     tokenizer = engine._preparer.tokenizer
     resolve = forms.resolve
@@ -36,7 +43,7 @@ def create(name: str, config: ModelConfig, progress: Progress) -> Engine:
         matcher = grammar.guide().matcher
         tokens = tokenizer.encode(answer, add_special_tokens=False)
         allowed = matcher.try_consume_tokens(tokens)
-        if allowed < len(tokens) or not matcher.is_accepting():
+        if allowed < len(tokens) or not may_end(grammar, matcher):
             so_far = tokenizer.decode(tokens[:allowed], skip_special_tokens=False)
             raise InvalidRequest(
                 f"{grammar.at} does not allow the script's answer {answer!r}: it allows {so_far!r}", param=grammar.at
@@ -55,6 +62,11 @@ def create(name: str, config: ModelConfig, progress: Progress) -> Engine:
 
     forms.resolve = scripted  # type: ignore[method-assign]
     return engine
+
+
+def may_end(grammar: CompiledGrammar, matcher: LLMatcher) -> bool:
+    """Whether the answer may end in this state."""
+    return matcher.is_stopped() or any(matcher.validate_tokens([i]) for i in grammar.vocabulary.eos_ids)
 
 
 if __name__ == "__main__":

@@ -235,6 +235,26 @@ def test_the_file_is_its_users_alone(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "state.db").stat().st_mode & 0o077 == 0
 
 
+def test_what_is_written_beside_a_second_connection_of_the_process_reaches_other_processes(tmp_path: Path) -> None:
+    """POSIX: a process that closes any descriptor of a file loses its locks on it. Another process would then take
+    itself for the last one, and remove the log that this one writes to."""
+    kept = open_database(None, tmp_path)
+    open_database(None, tmp_path).close()
+    other = (
+        "import sys; from pathlib import Path; from inferd.state.open import open_database; "
+        "from inferd.state.database import number\n"
+        "database = open_database(None, Path(sys.argv[1]))\n"
+        "with database.reading() as transaction: print(number(transaction, 'keys'))\n"
+        "database.close()"
+    )
+    for expected in range(3):
+        done = subprocess.run([sys.executable, "-c", other, str(tmp_path)], capture_output=True, text=True, check=True)
+        assert int(done.stdout) == expected
+        with kept.transaction() as transaction:
+            next_number(transaction, "keys")
+    kept.close()
+
+
 @pytest.mark.parametrize("url", ["mysql://x/y", "sqlite://relative.db", "state.db", "sqlite://"])
 def test_other_addresses_are_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match="sqlite:///path nor postgresql"):

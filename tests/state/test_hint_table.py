@@ -43,7 +43,11 @@ def test_hints_are_heard_once_and_only_those_written_since_the_first_exchange(
     assert two.exchange() == [heard]
     assert two.exchange(b"of two") == []
     assert three.exchange() == []
-    assert one.exchange() == [Heard(two.presence.id, b"of two")]
+    assert one.exchange(b"1") == [Heard(two.presence.id, b"of two")]
+    for hints in (b"2", b"3"):
+        assert one.exchange(hints) == []
+    assert three.exchange() == [Heard(one.presence.id, b"3", num_missed=2)], "what was replaced unread is counted"
+    assert two.exchange() == [Heard(one.presence.id, b"3", num_missed=2)]
     two.exchange(b"x" * (MAX_BYTES + 1))
     assert one.exchange() == [], "what is too large is not written"
     for gateway in (one, two, three):

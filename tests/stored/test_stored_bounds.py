@@ -68,6 +68,44 @@ def test_the_sums_of_a_tenant_are_exact(open_store: Open) -> None:
     asyncio.run(main())
 
 
+def test_what_is_still_computed_is_neither_too_old_nor_in_the_way(open_store: Open) -> None:
+    async def main() -> None:
+        async with open_store(max_bytes=20_000) as store:
+            running = made("a", status="queued", background=True, given="x" * 3000)
+            await store.begin(running, key_id="", request=b"request")
+            for _ in range(10):
+                await store.put(made("a", given="x" * 3000))
+            assert (await store.get("a", running.id)).status == "queued", "the oldest, and not deleted for others"
+        async with open_store(max_age_s=0.0) as store:
+            ended = made("b")
+            await store.put(ended)
+            await store._state.call(store._expire)
+            left = await store._read(lambda rows: rows.rows("SELECT tenant, id FROM responses"))
+            assert left == [("a", running.id)]
+
+    asyncio.run(main())
+
+
+def test_the_longest_unused_goes_first_whether_response_or_conversation(open_store: Open) -> None:
+    async def main() -> None:
+        async with open_store(max_bytes=1 << 20) as store:
+            unused = (await store.create_conversation("a", b"{}", [item("x" * 3000)])).id
+            first = made("a", given="x" * 3000)
+            await store.put(first)
+            used = (await store.create_conversation("a", b"{}", [item("x" * 3000)])).id
+        async with open_store(max_bytes=12_000) as store:
+            await store.put(made("a", given="x" * 3000))
+            with pytest.raises(StoredNotFound):
+                await store.conversation_items("a", unused)
+            assert await store.get("a", first.id) == first
+            await store.put(made("a", given="x" * 3000))
+            with pytest.raises(StoredNotFound):
+                await store.get("a", first.id)
+            assert await store.conversation_items("a", used)
+
+    asyncio.run(main())
+
+
 def test_what_all_tenants_have_stored_and_lost_is_told(open_store: Open) -> None:
     told: list[Event] = []
 

@@ -34,9 +34,9 @@ def preferring(compiler: Compiler, schema: Any, wishes: str, begin: str = "", mo
     characters = {compiler.vocabulary.token_bytes(i): i for i in range(3, 259)}
     text = ""
     while len(text) < most and not guide.matcher.is_stopped():
-        row = np.frombuffer(guide.matcher.compute_bitmask(), dtype=np.int32).copy()[None, :]
-        guide.narrow(row, 0, 1)
-        bits = np.unpackbits(row.view(np.uint8)[0], bitorder="little")
+        row = np.frombuffer(guide.matcher.compute_bitmask(), dtype=np.int32).copy()
+        guide.narrow(row)
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
         wanted = begin[len(text)] if len(text) < len(begin) else wishes
         token = next((characters[c.encode()] for c in wanted if bits[characters[c.encode()]]), None)
         if token is None:

@@ -23,6 +23,7 @@ from inferd.backend import TakesLong
 from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.errors import InferdError, InvalidRequest, Overloaded
 from inferd.structured.compiled import Compiler
+from inferd.structured.trial import __main__ as waiting
 from inferd.structured.trial import client
 from inferd.structured.trial.task import Task
 from inferd.structured.vocabulary import Vocabulary
@@ -198,6 +199,21 @@ def test_a_trial_that_gets_too_little_of_the_processor_is_no_fault_of_the_form(
     until(lambda: not children(waiting))  # it does not go on for nothing
     monkeypatch.setattr(client, "MOST_WAIT_S", 30.0)
     compiler.compile(Regex(pattern="b", at="r"))
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no such share")
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_trial_gets_the_least_share_once_it_has_set_its_own(*, has_begun: bool) -> None:
+    """Until then it would set another policy afterwards."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=has_begun) as trial:
+        try:
+            if has_begun:
+                until(lambda: waiting._give_least_share(trial.pid))
+            else:
+                assert not waiting._give_least_share(trial.pid)
+            assert (os.sched_getscheduler(trial.pid) == os.SCHED_IDLE) == has_begun
+        finally:
+            trial.kill()
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no such share")

@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd import clock
-from inferd.config import TenantConfig
+from inferd.config import Config, ServerConfig, TenantConfig
 from inferd.errors import Forbidden, InvalidRequest, KeyNotFound, Unauthenticated
 from inferd.state.database import Database
 from inferd.state.open import open_database
+from inferd.tenancy.door import KeyDoor, limits_of
 from inferd.tenancy.keys import (
+    COLUMNS,
     ID_CHARS,
     KeyRow,
     KeySpec,
@@ -28,10 +30,13 @@ from inferd.tenancy.keys import (
     list_keys,
     revoke_key,
     rotate_key,
+    row_of,
     shown_id,
 )
+from inferd.tenancy.limiter import Limiter
 from inferd.tenancy.principal import LOCAL, OPERATOR, Limits, Principal
 from inferd.tenancy.ring import KeyRing, families_of
+from inferd.tenancy.usage import UsageJournal
 
 
 @pytest.fixture
@@ -154,6 +159,69 @@ def test_keys_expire_by_the_wall_clock(database: Database, monkeypatch: pytest.M
         else:
             with pytest.raises(Unauthenticated):
                 ring.find(key)
+
+
+def test_rotation_lengthens_no_keys_life(database: Database) -> None:
+    """Neither that of the old key, by a longer overlap, nor that of the new one."""
+    old = create(database, now=100.0, expires_in_s=50.0)
+    rotate_key(database, old[7:19], by=OPERATOR, overlap_s=1000.0, now=120.0)
+    assert [key.expires_at for key in list_keys(database, now=120.0)] == [150.0, 150.0]
+    endless = create(database, now=200.0, tenant="other")
+    rotate_key(database, endless[7:19], by=OPERATOR, overlap_s=10.0, now=220.0)
+    found = list_keys(database, now=220.0, tenant="other")
+    assert [key.expires_at for key in found] == [230.0, None]
+
+
+def test_the_newest_key_of_a_family_says_its_limits(database: Database) -> None:
+    """As where the limits of a key were changed by hand, after it was rotated."""
+    old = create(database, now=300.0, rpm=5)
+    rotate_key(database, old[7:19], by=OPERATOR, overlap_s=1000.0, now=310.0)
+    with database.transaction() as transaction:
+        transaction.execute("UPDATE keys SET rpm = 7 WHERE created_at = 310")
+    with database.reading() as transaction:
+        rows = [row_of(row) for row in transaction.rows(f"SELECT {COLUMNS} FROM keys ORDER BY created_at")]
+    for listed in (rows, rows[::-1]):
+        assert limits_of(listed, Config(models={})) == {f"key:{old[7:19]}": Limits(rpm=7)}
+
+
+@pytest.mark.parametrize(("outcome", "used"), [("done", 1), ("failed", 1), ("cancelled", 1), ("refused", 0)])
+def test_a_request_counts_unless_there_was_no_capacity_for_it(
+    database: Database, tmp_path: Path, outcome: str, used: int
+) -> None:
+    key = create(database, rpm=10)
+    ring, limiter = ring_of(database), Limiter(is_whole=True)
+    limiter.configure({f"key:{key[7:19]}": Limits(rpm=10)}, clock.now())
+    door = KeyDoor(ring, limiter, UsageJournal(tmp_path, None), Config(models={}))
+    door.now = lambda: 1e6
+    permit = door.admit(door.authenticate(key), "r", "m", prompt_tokens=1, max_tokens=1)
+    for _ in range(2):
+        permit.settle(None, outcome)
+    assert [round(use.used) for use in limiter.use(1e6)] == [used]
+
+
+@pytest.mark.parametrize(
+    ("host", "auth", "has_keys", "needs_keys"),
+    [
+        ("127.0.0.1", "auto", False, False),
+        ("127.0.0.1", "auto", True, True),
+        ("0.0.0.0", "auto", False, True),  # the last key was revoked
+        ("0.0.0.0", "off", True, False),
+        ("127.0.0.1", "required", False, True),
+    ],
+)
+def test_where_others_reach_the_server_a_key_is_needed_also_when_there_is_none(
+    database: Database, tmp_path: Path, host: str, auth: Any, has_keys: bool, needs_keys: bool
+) -> None:
+    if has_keys:
+        create(database)
+    config = Config(models={}, server=ServerConfig(host=host, auth=auth))
+    door = KeyDoor(ring_of(database), Limiter(), UsageJournal(tmp_path, None), config)
+    assert door.needs_keys == needs_keys
+    if needs_keys:
+        with pytest.raises(Unauthenticated):
+            door.authenticate(None)
+    else:
+        assert door.authenticate(None) == LOCAL
 
 
 def test_rotation_overlaps_and_shares_one_quota(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

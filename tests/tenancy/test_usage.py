@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from inferd.errors import StateUnavailable
 from inferd.state.database import Database
 from inferd.state.open import open_database
+from inferd.tenancy import usage as usage_module
 from inferd.tenancy.usage import Entry, UsageJournal, day_of, forget_before, read_usage
 
 DAY = 86_400.0
@@ -269,6 +270,25 @@ def test_a_disk_without_room_keeps_usage_in_memory(
     assert total(database)[0] == 10
     assert journal.num_lost == 0
     assert "held in memory" in caplog.text
+
+
+def test_usage_that_has_room_nowhere_is_counted_and_told_once(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_module, "MAX_KEPT_IN_MEMORY", 4)
+    (tmp_path / "usage").write_text("a file where the folder should be")
+    journal = UsageJournal(tmp_path, None)
+    for _ in range(10):
+        journal.record(entry())
+    for _ in range(2):
+        journal.enter(database)
+    assert (total(database)[0], journal.num_lost) == (4, 6)
+    assert [record.message for record in caplog.records if "is lost" in record.message] == [
+        "the usage of 6 requests is lost: no space on the disk or in memory"
+    ]
+    journal.record(entry())
+    journal.enter(database)
+    assert total(database)[0] == 5, "there is room again"
 
 
 def test_old_usage_is_forgotten(database: Database, tmp_path: Path) -> None:

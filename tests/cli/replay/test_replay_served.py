@@ -86,6 +86,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     write_encoder(folder / "vectors", "BertModel")
     served: dict[str, dict[str, Any]] = {
         "chat": {"source": "demo"},
+        "small": {"source": "demo", "quantization": "int4"},
         "digits": {"source": str(folder / "digits"), "versions": {"policy": "all"}, "batching": {"mode": "off"}},
         "intents": {"source": "demo-intents"},
         "vectors": {"source": str(folder / "vectors")},
@@ -201,6 +202,32 @@ def test_the_perplexity_at_a_server_is_that_of_the_model_in_process(recorded: Re
     shown("evaluate", str(golden), *words, "--max-perplexity", "1.5", code=1)
 
 
+def test_a_quantised_model_is_compared_with_the_one_that_it_was_made_from(recorded: Recorded) -> None:
+    golden, text, report = (recorded.folder / name for name in ("whole.jsonl", "words.txt", "quantised.json"))
+    prompts = ["Once upon a time", "The king", "In the morning", "She said", "Far away", "A dog and a cat"]
+    lines = []
+    for prompt in prompts:
+        body = {"model": "chat", "prompt": prompt, "temperature": 0, "max_tokens": 24}
+        said = httpx.post(f"{recorded.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+        del body["model"]
+        lines.append(json.dumps({"name": prompt, "path": "/v1/completions", "request": body, "equals": said.strip()}))
+    golden.write_text("\n".join(lines))
+    text.write_text("The king went to the tower, and the old woman sang to him. " * 8)
+    shown("evaluate", str(golden), "--against", "chat")
+    measured = ("--perplexity", str(text), "--context", "48", "--json", str(report))
+    words = ("evaluate", str(golden), "--against", "small", "--min-pass", "0", "--not-worse-than", "chat", *measured)
+    assert main(list(words)) == 1
+    found = json.loads(report.read_text())
+    assert 0 < found["comparison"]["only_other"] == len(found["comparison"]["lost"])
+    assert found["score"]["passed"]["count"] == len(prompts) - found["comparison"]["only_other"]
+    told = [
+        json.loads(shown("perplexity", "demo", "--data", str(text), "--context", "48", "--quantization", way, "--json"))
+        for way in ("none", "int4")
+    ]
+    assert found["perplexity"]["value"] == pytest.approx(told[1]["perplexity"], rel=1e-6)
+    assert told[0]["perplexity"] != told[1]["perplexity"]
+
+
 def test_reports_become_evidence_of_a_version(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     golden = recorded.folder / "one_digit.jsonl"
     golden.write_text(json.dumps({"request": {"inputs": [tensor(0)]}, "label": "0"}))
@@ -219,5 +246,21 @@ def test_reports_become_evidence_of_a_version(recorded: Recorded, capsys: pytest
 
 
 def test_a_model_that_is_not_there_is_named(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "--from", str(recorded.records), "--against", "digits@9"]) == 1
+    words = ["replay", "--from", str(recorded.records), "--against"]
+    assert main([*words, "digits@9"]) == 1
     assert "does not have the model 'digits@9'" in capsys.readouterr().err
+
+
+def test_a_server_of_this_machine_is_chosen_by_its_port(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    port = recorded.url.rpartition(":")[2]
+    golden = recorded.folder / "one_of_a_port.jsonl"
+    golden.write_text(json.dumps({"request": {"inputs": [tensor(0)]}, "label": "0"}))
+    asked = ["evaluate", str(golden), "--against", "digits@1"]
+    assert "1 of 1" in shown(*asked, "--port", port)
+    assert main([*asked, "--port", "1"]) == 1
+    assert f"No server with port 1 answers in {recorded.folder / 'state' / 'run'} (running: port {port})" in (
+        capsys.readouterr().err
+    )
+    again = ["replay", "--from", str(recorded.records), "--against", recorded.url, "--port", port]
+    assert main(again) == 2
+    assert f"leave --port {port} out, or give a model" in " ".join(capsys.readouterr().err.split())

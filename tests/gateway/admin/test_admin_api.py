@@ -20,6 +20,7 @@ from inferd.gateway.control import (
     TenantReport,
     UseReport,
 )
+from inferd.router.hints import HintReport
 from inferd.state.group import GatewayReport
 from inferd.tenancy.keys import KeySpec
 from inferd.tenancy.principal import OPERATOR, Limits, Principal, Scope
@@ -132,6 +133,7 @@ class Crowded(FakeControl):
             memory_budget_bytes=99,
             memory_bytes=30,
             gateways=[GatewayReport(id="1", host="machine", is_this=False, differs=["models.canary"])],
+            hints=HintReport(sent=7),
             models=[self._report("a"), self._report("team-b"), self._report("canary")],
             tenants=[
                 TenantReport(name="ops", limits={"requests": 5.0}, used={"requests": 1.0}),

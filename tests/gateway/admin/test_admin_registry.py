@@ -87,7 +87,7 @@ def test_actions_have_their_actor_their_reason_and_the_head_of_the_history(serve
         ("churn/versions/1/promote", {}, 400, "The version is verified, so 'promote' is not possible"),
         ("churn/versions/1/approve", {}, 400, "Possible is validate or reject"),
         ("churn/versions/1/reject", {}, 400, "needs a reason"),
-        ("churn/versions/1/validate", {"reason": "a\nb"}, 400, "printable"),
+        ("churn/versions/1/validate", {"reason": "a\nb"}, 400, "write one line"),
         ("churn/versions/1/validate", {"force": True}, 400, "force"),
         ("churn/versions/1/fly", {}, 405, "does not allow POST"),
         ("churn/versions/beta/validate", {}, 404, "no version, alias or stage 'beta'"),
@@ -109,8 +109,13 @@ def test_without_permission_nothing_is_shown_or_changed(server: Running) -> None
     for key in ("user", "nobody"):
         for path in ("registry", "registry/churn", "registry/churn/history", "registry/churn/versions/1"):
             assert ask(server, "GET", path, key).status_code in (401, 403), path
-        assert ask(server, "POST", "registry/churn/versions/1/validate", key).status_code in (401, 403)
-    assert ask(server, "POST", "registry/churn/versions/1/validate", "narrow").status_code == 404
+    before = ask(server, "GET", "registry/churn/history").json()
+    for action in ("verify", "validate", "approve", "canary", "promote", "withdraw", "archive", "reject"):
+        path = f"registry/churn/versions/1/{action}"
+        for key in ("user", "nobody"):
+            assert ask(server, "POST", path, key, json={"reason": "so"}).status_code in (401, 403), action
+        assert ask(server, "POST", path, "narrow", json={"reason": "so"}).status_code == 404, action
+    assert ask(server, "GET", "registry/churn/history").json() == before
     assert ask(server, "GET", "registry/churn/versions/1").json()["record"]["stage"] == "verified"
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
+import grpc
 import pytest
 from tests.gateway.fakes import FakeDoor
 from tests.gateway.grpc.client import INFER, Client, framed
-from tests.gateway.grpc.running import GrpcRunning, PredictingRouter, infer_request, running, text_request
+from tests.gateway.grpc.running import GrpcRunning, PredictingRouter, infer_request, running, text_request, unary
 
 from inferd.config.units import bytes_text
-from inferd.gateway.grpc.envelope import MAX_FIELDS, MAX_PARAMETERS
+from inferd.gateway.body.decode_cost import MAX_DECODE_COST
+from inferd.gateway.body.embedded import MAX_TEXT_BYTES
+from inferd.gateway.grpc.envelope import MAX_BYTES, MAX_FIELDS, MAX_PARAMETERS
 from inferd.gateway.grpc.rpc import Method
 from inferd.gateway.grpc.statuses import Status
 from inferd.protowire import sized
@@ -132,6 +136,40 @@ def test_a_text_of_too_many_tiny_elements_is_refused(server: GrpcRunning, client
     told, _ = client.ask([framed(message.SerializeToString())], INFER, authorization=KEY)
     assert told["grpc-status"] == str(int(Status.INVALID_ARGUMENT))
     assert not server.router.streams
+
+
+def with_options(options: bytes) -> Any:
+    message = text_request("a")
+    message.inputs.add(name="sampling_parameters", datatype="BYTES", shape=[1]).contents.bytes_contents.append(options)
+    return message
+
+
+TEXTS = {
+    "a long text": text_request("\u00e9" * (MAX_TEXT_BYTES // 2)),
+    "lists as options": with_options(b"[[]" + b",[]" * (MAX_DECODE_COST // 5) + b"]"),
+    "a long parameter of a text": text_request("a", k="\u00e9" * (MAX_BYTES // 2)),
+    "a long parameter of a prediction": infer_request(parameters={"k": "\u00e9" * (MAX_BYTES // 2)}),
+    "a long name": infer_request("n" * (MAX_BYTES + 1)),
+}
+
+
+def refused(server: GrpcRunning, message: Any) -> grpc.RpcError:
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel, pytest.raises(grpc.RpcError) as error:
+        unary(channel, "ModelInfer", message, metadata=[("authorization", KEY)])
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not server.router.streams
+    return error.value
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_that_are_slow_to_decode_are_refused_before_they_are_decoded(name: str, server: GrpcRunning) -> None:
+    refused(server, TEXTS[name])
+    assert server.served().error_code == "too_many_values"
+
+
+@pytest.mark.parametrize("options", [b"[]", b"{", b"7", b"[" * 2000])
+def test_options_that_are_no_object_are_refused_by_name(server: GrpcRunning, options: bytes) -> None:
+    assert "sampling_parameters" in (refused(server, with_options(options)).details() or "")
 
 
 def test_a_request_of_a_thousand_tensors_is_taken(client: Client, server: GrpcRunning) -> None:

@@ -175,20 +175,23 @@ def _varint(value: int) -> bytes:
 def test_large_messages_go_both_ways(server: GrpcRunning) -> None:
     server.router.answer = sized_answer(9_000_000)
     with server.channel(("grpc.max_receive_message_length", -1)) as channel:
-        answer = unary(channel, "ModelInfer", infer_request(id="x" * 15_000_000))
+        answer = unary(channel, "ModelInfer", infer_request(raw_input_contents=[bytes(15_000_000)]))
         assert len(answer.raw_output_contents[0]) == 9_000_000
         answers = list(stream(channel, iter([infer_request(id="x" * 100) for _ in range(3)])))
         assert [len(answer.infer_response.raw_output_contents[0]) for answer in answers] == [9_000_000] * 3
         server.router.answer = sized_answer(10)
-        answers = list(stream(channel, iter([infer_request(id="x" * 3_000_000) for _ in range(8)])))
+        answers = list(stream(channel, iter([infer_request(raw_input_contents=[bytes(3_000_000)]) for _ in range(8)])))
         assert [len(answer.infer_response.raw_output_contents[0]) for answer in answers] == [10] * 8
 
 
 def test_more_than_a_connection_keeps_comes_one_after_the_other(server: GrpcRunning) -> None:
     """Forty messages of two megabytes at once, of which 16 megabytes are kept while they are not complete."""
     with server.channel() as channel:
-        asked = [unary_future(channel, "ModelInfer", infer_request(id=f"{n} " + "x" * 2_000_000)) for n in range(40)]
-        assert [call.result(60).id.split()[0] for call in asked] == [str(number) for number in range(40)]
+        asked = [
+            unary_future(channel, "ModelInfer", infer_request(id=str(n), raw_input_contents=[bytes(2_000_000)]))
+            for n in range(40)
+        ]
+        assert [call.result(60).id for call in asked] == [str(number) for number in range(40)]
 
 
 def test_a_deadline_is_kept_for_clients_that_do_not_look_at_theirs(server: GrpcRunning, client: Client) -> None:

@@ -213,6 +213,13 @@ def test_what_is_asked_of_a_model_that_is_not_there_is_not_found(server: Running
     assert message == 'Request for unknown model: "other" is not found; this server has: chat, digits.'
 
 
+@pytest.mark.parametrize("name", ["digits@9", "digits@champion"])
+def test_a_version_in_the_name_that_is_not_there_is_named_with_those_that_are(server: Running, name: str) -> None:
+    message = refusal(server.http.get(f"{server.url}/v2/models/{name}"), 404)
+    version = name.partition("@")[2]
+    assert message == f"Request for unknown model: \"digits\" version '{version}' is not found; its versions are 1, 3."
+
+
 @pytest.mark.parametrize("version", ["2", "9" * 40, "x", "-1", "1%2f..%2f3", "%31"])
 def test_a_version_that_is_not_served_is_not_found(server: Running, version: str) -> None:
     reply = server.http.get(f"{server.url}/v2/models/digits/versions/{version}/ready")

@@ -219,6 +219,63 @@ def test_harmless_fields_are_ignored_and_listed(server: Running) -> None:
     assert set(reply.headers["x-inferd-ignored-params"].split(",")) == {"user", "store", "metadata", "service_tier"}
 
 
+def test_unknown_keys_within_messages_and_tools_are_listed_and_change_nothing(server: Running) -> None:
+    asked = {"name": "f", "arguments": "{}"}
+    call = {"id": "c", "type": "function", "function": asked}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    part = {"type": "text", "text": "x"}
+    result = {"role": "tool", "tool_call_id": "c", "content": [part]}
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"p": {}}}}
+    tool = {"type": "function", "function": function}
+    assert (
+        post(server, "/v1/chat/completions", {"messages": [*HI, message, result], "tools": [tool]}).status_code == 200
+    )
+    plain = server.router.last.prompt
+    marked_call = {**call, "function": {**asked, "parsed": 1}, "index": 1}
+    sent = {
+        "messages": [
+            {**HI[0], "weight": 1},
+            {**message, "annotations": [], "audio": None, "tool_calls": [marked_call], "weight": 2},
+            {**result, "content": [{**part, "cache_control": {"type": "ephemeral"}}, "y"]},
+        ],
+        "tools": [{**tool, "cache_control": {"type": "ephemeral"}, "function": {**function, "kind": "k"}}],
+    }
+    reply = post(server, "/v1/chat/completions", sent)
+    assert reply.status_code == 200
+    assert reply.headers["x-inferd-ignored-params"].split(",") == [
+        "messages.weight",
+        "messages.tool_calls.function.parsed",
+        "messages.tool_calls.index",
+        "messages.content.cache_control",
+        "tools.function.kind",
+        "tools.cache_control",
+    ]
+    told = server.router.last.prompt
+    assert isinstance(told, Chat)
+    assert isinstance(plain, Chat)
+    assert told.tools == plain.tools
+    assert told.messages[:2] == plain.messages[:2]
+
+
+@pytest.mark.parametrize("name", ["function_call", "audio", "prefix", "partial"])
+def test_keys_of_messages_that_would_change_the_answer_are_refused(server: Running, name: str) -> None:
+    message = {"role": "assistant", "content": "Once"}
+    assert post(server, "/v1/chat/completions", {"messages": [*HI, {**message, name: None}]}).status_code == 200
+    reply = post(server, "/v1/chat/completions", {"messages": [*HI, {**message, name: {"id": "a"}}]})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == f"messages[1].{name}"
+    assert reply.json()["error"]["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_a_refusal_is_the_text_of_its_message(server: Running, content: object) -> None:
+    message = {"role": "assistant", "content": content, "refusal": "I will not."}
+    assert post(server, "/v1/chat/completions", {"messages": [*HI, message, *HI]}).status_code == 200
+    prompt = server.router.last.prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.messages[1] == {"role": "assistant", "content": "I will not."}
+
+
 def parts(*deltas: Delta) -> Callable[[GenerateRequest], list[Output]]:
     """A script that gives each delta in an output of its own."""
 

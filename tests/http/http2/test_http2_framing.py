@@ -237,6 +237,21 @@ def test_a_smaller_window_makes_streams_owe() -> None:
     assert sum(len(content) for kind, content in peer.of(1) if kind == f.DATA) == 100_000
 
 
+@pytest.mark.parametrize(("more", "code"), [(1, f.FLOW_CONTROL_ERROR), (0, f.PROTOCOL_ERROR)])
+def test_a_window_of_no_possible_size_ends_its_stream_alone(more: int, code: int) -> None:
+    def check() -> None:
+        peer = Peer()
+        peer.send(PREFACE, asking(1), asking(3))
+        peer.send(f.window_update(1, f.MAX_WINDOW - f.FIRST_WINDOW))
+        assert f.RST_STREAM not in [kind for kind, _ in peer.of(1)], "the largest window"
+        peer.send(f.window_update(1, more))
+        assert [content for kind, content in peer.of(1) if kind == f.RST_STREAM] == [code.to_bytes(4, "big")]
+        assert peer.goodbye() is None
+        assert list(peer.connection.streams) == [3]
+
+    in_loop(check)
+
+
 def test_streams_share_a_narrow_connection() -> None:
     peer = Peer()
     peer.send(PREFACE)

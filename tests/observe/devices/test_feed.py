@@ -138,3 +138,19 @@ def test_devices_that_are_not_wanted_are_not_read() -> None:
     devices.start()
     assert (devices.current(), devices.failures()) == ([], {})
     devices.stop()
+
+
+def test_a_stop_waits_for_a_reading_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferd.observe.devices.devices.STOP_LIMIT_S", 30)
+    begun, released = threading.Event(), threading.Event()
+
+    def slow(at: float) -> list[Reading]:
+        begun.set()
+        released.wait(30)
+        return sensor("a")(at)
+
+    with reading(slow=Steps(slow)) as devices:
+        assert begun.wait(10)
+        threading.Timer(0.05, released.set).start()
+        devices.stop()
+        assert "devices-slow" not in [thread.name for thread in threading.enumerate()]

@@ -56,6 +56,28 @@ def test_one_that_stays_slow_is_set_aside_for_longer_each_time() -> None:
     assert terms == pytest.approx([10, 20, 40, 80, 160], abs=0.3)
 
 
+@pytest.mark.parametrize(("good_s", "term_s"), [(5.0, 20.0), (15.0, 20.0), (25.0, 10.0)])
+def test_one_that_is_slow_again_soon_is_set_aside_for_longer(good_s: float, term_s: float) -> None:
+    """Soon: within two of its terms after the last one."""
+    outliers = Outliers(CONFIG)
+    for _ in range(10):
+        for replica, latency in ((0, 0.1), (1, 0.1), (2, 1.0)):
+            outliers.note(replica, latency, 0.0)
+    for step in range(10):
+        for replica, latency in ((0, 0.1), (1, 0.1), (2, 30.0)):
+            outliers.note(replica, latency, 10.0 + good_s + step / 100)
+    assert outliers.next_return(10.1 + good_s) == pytest.approx(10.0 + good_s + term_s, abs=0.1)
+
+
+def test_when_replicas_leave_those_come_back_that_were_nearly_due() -> None:
+    outliers = Outliers(CONFIG)
+    now = work(outliers, {0: 0.1, 1: 0.1, 2: 0.1, 3: 1.0}, 0.0, 2.0)
+    now = work(outliers, {0: 0.1, 1: 0.1, 2: 1.0}, now, 4.0)
+    assert outliers.ejected(now) == {2, 3}
+    outliers.forget(0)
+    assert outliers.ejected(now) == {2}, "one of three, and the other one was set aside before it"
+
+
 def test_one_slow_answer_ejects_no_replica() -> None:
     outliers = Outliers(CONFIG)
     now = work(outliers, {0: 0.1, 1: 0.1}, 0.0, 3.0)

@@ -22,7 +22,7 @@ from inferd.router.replicas.member import Member
 class Some:
     index: int
     can_take: bool = True
-    outstanding: int = 0
+    load: float = 0
     weight: float = 1.0
     region: str = ""
     is_fallback: bool = False
@@ -91,7 +91,7 @@ def spread(fleet: list[Some], num: int, *, completes: bool) -> Counter[int]:
         assert chosen is not None
         counts[chosen.index] += 1
         if not completes:
-            chosen.outstanding += 1
+            chosen.load += 1
     return counts
 
 
@@ -106,11 +106,11 @@ def test_shares_follow_the_weights(completes: bool) -> None:
 def test_two_choices_keep_the_busiest_close_to_the_average() -> None:
     fleet = [Some(index) for index in range(20)]
     spread(fleet, 2000, completes=False)
-    assert max(some.outstanding for some in fleet) <= 105
+    assert max(some.load for some in fleet) <= 105
 
 
 def test_of_two_the_less_loaded_takes_it() -> None:
-    fleet = [Some(0, outstanding=3), Some(1, outstanding=2)]
+    fleet = [Some(0, load=3), Some(1, load=2)]
     assert {choose(fleet, random=Random(seed)).index for seed in range(50)} == {1}  # type: ignore[union-attr]
 
 
@@ -124,7 +124,7 @@ def test_a_session_stays_while_its_replica_can_take_it_and_comes_back() -> None:
     fleet = [Some(index) for index in range(5)]
     for name in map(str, range(50)):
         at_home = home(fleet, name)
-        fleet[at_home].outstanding += 7
+        fleet[at_home].load += 7
         assert home(fleet, name) == at_home
         fleet[at_home].can_take = False
         assert home(fleet, name) != at_home
@@ -139,7 +139,7 @@ def test_gateways_with_the_same_servers_in_another_order_choose_the_same_one(ser
         return
     chosen = []
     for seed, order in enumerate((sorted(servers), servers)):
-        fleet = [Some(index, outstanding=7 * seed * index, server=server) for index, server in enumerate(order)]
+        fleet = [Some(index, load=7 * seed * index, server=server) for index, server in enumerate(order)]
         some = choose(fleet, random=Random(seed), session=session)
         assert some is not None
         chosen.append(some.server)
@@ -166,15 +166,15 @@ def test_new_prompts_with_an_equal_beginning_go_to_one_of_two_servers_from_every
     assert again is not None
     assert again.server == first.server
     for some, load in zip(other, loads, strict=True):
-        some.outstanding = load
+        some.load = load
     limit = 1.5 * sum(loads) / len(loads) + 1
     chosen = choose(other, random=Random(3), continuation=continuation, slack=1.5)
     assert chosen is not None
-    assert chosen.outstanding <= limit
-    pair = [some for some in other if some.server in (first.server, second.server) and some.outstanding <= limit]
+    assert chosen.load <= limit
+    pair = [some for some in other if some.server in (first.server, second.server) and some.load <= limit]
     if len(pair) == 2:
         assert chosen in pair
-        assert chosen.outstanding == min(some.outstanding for some in pair)
+        assert chosen.load == min(some.load for some in pair)
 
 
 def test_new_prompts_spread_by_weight() -> None:
@@ -225,24 +225,74 @@ def test_sessions_spread_by_weight() -> None:
 
 
 @given(
-    loads=st.lists(st.integers(0, 50), min_size=2, max_size=6),
+    loads=st.lists(st.integers(0, 50 * 1024).map(lambda tokens: tokens / 1024), min_size=2, max_size=6),
     seen=st.lists(st.integers(0, 3), min_size=6, max_size=6),
     slack=st.floats(1, 3),
 )
 def test_a_replica_that_has_seen_the_prompt_is_preferred_up_to_the_slack_and_no_further(
-    loads: list[int], seen: list[int], slack: float
+    loads: list[float], seen: list[int], slack: float
 ) -> None:
-    fleet = [Some(index, outstanding=load) for index, load in enumerate(loads)]
+    fleet = [Some(index, load=load) for index, load in enumerate(loads)]
     prefer = {index: 256 * seen[index] for index in range(len(fleet))}
     limit = slack * sum(loads) / len(loads) + 1
     chosen = choose(fleet, random=Random(3), prefer=prefer, slack=slack)
     assert chosen is not None
-    welcome = [some for some in fleet if prefer[some.index] and some.outstanding <= limit]
+    welcome = [some for some in fleet if prefer[some.index] and some.load <= limit]
     if welcome:
         assert chosen in welcome
         most = max(prefer[some.index] for some in welcome)
         assert prefer[chosen.index] == most
-        assert chosen.outstanding == min(some.outstanding for some in welcome if prefer[some.index] == most)
+        assert chosen.load == min(some.load for some in welcome if prefer[some.index] == most)
+
+
+@given(
+    loads=st.lists(st.integers(0, 9), min_size=2, max_size=6),
+    seen=st.lists(st.integers(0, 63), min_size=6, max_size=6),
+    continuation=st.integers(0, 2**64 - 1) | st.none(),
+    seed=st.integers(0, 99),
+)
+def test_a_replica_that_has_received_a_small_part_of_a_prompt_counts_as_one_that_has_received_nothing(
+    loads: list[int], seen: list[int], continuation: int | None, seed: int
+) -> None:
+    """Where a short system prompt was received does not decide where long prompts behind it go."""
+    fleet = [Some(index, load=load) for index, load in enumerate(loads)]
+    prefer = {index: seen[index] for index in range(len(fleet))}
+    chosen = choose(fleet, random=Random(seed), prefer=prefer, prompt_bytes=256, continuation=continuation)
+    assert chosen is choose(fleet, random=Random(seed), continuation=continuation)
+
+
+@given(
+    loads=st.lists(st.integers(0, 9), min_size=2, max_size=6),
+    seen=st.lists(st.integers(0, 256), min_size=6, max_size=6),
+    continuation=st.integers(0, 2**64 - 1) | st.none(),
+)
+def test_a_large_part_of_a_prompt_decides_before_any_hash_and_load_below_the_slack(
+    loads: list[int], seen: list[int], continuation: int | None
+) -> None:
+    fleet = [Some(index, load=load) for index, load in enumerate(loads)]
+    prefer = {index: seen[index] for index in range(len(fleet))}
+    limit = 1.5 * sum(loads) / len(loads) + 1
+    chosen = choose(fleet, random=Random(3), prefer=prefer, prompt_bytes=256, continuation=continuation)
+    assert chosen is not None
+    welcome = [prefer[some.index] for some in fleet if some.load <= limit and prefer[some.index] >= 64]
+    if welcome:
+        assert prefer[chosen.index] == max(welcome)
+
+
+@given(st.lists(st.permutations([f"http://{name}/v1" for name in "abcdef"]), min_size=2, max_size=4), st.data())
+def test_gateways_that_place_one_new_prompt_at_the_same_time_agree_where_their_loads_are_equal(
+    orders: list[list[str]], data: st.DataObject
+) -> None:
+    """Whatever the order of servers in their files, and whichever servers have received its system prompt."""
+    continuation = data.draw(st.integers(0, 2**64 - 1))
+    chosen = set()
+    for seed, order in enumerate(orders):
+        fleet = [Some(index, server=server) for index, server in enumerate(order)]
+        prefer = data.draw(st.dictionaries(st.integers(0, 5), st.integers(0, 1023)))
+        some = choose(fleet, random=Random(seed), prefer=prefer, prompt_bytes=4096, continuation=continuation)
+        assert some is not None
+        chosen.add(some.server)
+    assert len(chosen) == 1
 
 
 def test_a_hot_prefix_does_not_pile_up_on_one_replica() -> None:
@@ -251,9 +301,9 @@ def test_a_hot_prefix_does_not_pile_up_on_one_replica() -> None:
     for _ in range(400):
         chosen = choose(fleet, random=random, prefer={2: 4096}, slack=1.5)
         assert chosen is not None
-        chosen.outstanding += 1
-    assert fleet[2].outstanding <= 1.5 * 100 + 2
-    assert fleet[2].outstanding > 100
+        chosen.load += 1
+    assert fleet[2].load <= 1.5 * 100 + 2
+    assert fleet[2].load > 100
 
 
 def test_a_replica_that_came_back_gets_its_share_by_and_by() -> None:
@@ -264,8 +314,8 @@ def test_a_replica_that_came_back_gets_its_share_by_and_by() -> None:
         for _ in range(1000):
             chosen = choose(fleet, random=random, now=now, ready_since={1: 100.0}, slow_start_s=10.0)
             assert chosen is not None
-            chosen.outstanding += 1
-        shares.append(fleet[1].outstanding / 1000)
+            chosen.load += 1
+        shares.append(fleet[1].load / 1000)
     assert shares == pytest.approx([0.1 / 1.1, 0.5 / 1.5, 0.5], abs=0.02)
 
 

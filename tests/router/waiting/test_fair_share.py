@@ -207,6 +207,19 @@ def test_tenants_that_left_are_forgotten_but_for_what_they_owe() -> None:
     assert len(share._flows) < 200
 
 
+def test_of_many_tenants_that_owe_those_are_remembered_that_owe_most() -> None:
+    share = FairShare()
+    owed = {str(number): 2 + number * 7919 % 20_000 for number in range(20_000)}
+    for number, (tenant, tokens) in enumerate(owed.items()):
+        share.settle(ticket(number, tenant=tenant, tokens=1).request, tokens)
+    assert len(share._flows) < 10_000
+    share.push(ticket(2, tenant="new", tokens=1))
+    share.push(ticket(1, tenant=max(owed, key=owed.__getitem__), tokens=1))
+    served = take(share)
+    assert served is not None
+    assert served.request.tenant == "new"
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(WEIGHTS)), st.booleans()), max_size=60),
     st.sampled_from(sorted(WEIGHTS)),

@@ -23,6 +23,7 @@ from inferd.events import ignore
 from inferd.router.pool import Pool
 from inferd.router.replicas.machines import Machines
 from inferd.router.replicas.replica import ReplicaOwner
+from inferd.router.request_end import deadline_error
 from inferd.router.stream import open_stream
 from inferd.router.ticket import Ticket
 from inferd.types import End, Priority, Relay, Relayed, RelayHead, Request
@@ -55,7 +56,7 @@ class FixedServer:
     def outstanding(self) -> int:
         return len(self._holds)
 
-    num_in_flight = outstanding
+    num_in_flight = load = outstanding
 
     @property
     def can_take(self) -> bool:
@@ -71,6 +72,7 @@ class FixedServer:
     def probe(self) -> None: ...
     def pause(self, request_id: str) -> None: ...
     def resume(self, request_id: str) -> None: ...
+    def prompt_computed(self, request_id: str) -> None: ...
 
     def reached(self) -> None:
         self.is_ready = self.was_ready = True
@@ -373,3 +375,9 @@ def test_a_stream_that_has_begun_is_bound_by_its_deadline_alone() -> None:
     assert one.due_at == 2.0
     one.has_output = True
     assert one.due_at == 10.0
+
+
+def test_the_error_names_the_limit_that_passed_in_the_queue() -> None:
+    request = ticket(0, deadline_s=10.0, first_byte_s=2.0).request
+    assert "The 2 s within which the client wants the stream to begin passed" in deadline_error(request, 2.0).message
+    assert "The request's deadline of 10 s passed" in deadline_error(request, 10.0).message

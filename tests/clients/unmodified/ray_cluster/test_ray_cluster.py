@@ -1,4 +1,4 @@
-"""Replicas on a real Ray cluster of three machines, as processes of one host: placed, lost, without room, given back.
+"""Replicas on a real Ray cluster of three machines, as processes of one host: placed, lost, drained, without room.
 
 Run by ``make test-clients ARGS=ray_cluster``.
 """
@@ -33,6 +33,7 @@ cluster_utils = pytest.importorskip(
 
 SCRIPT = Path(__file__).resolve().parent / "tiny_driver.py"
 ON_RAY = PlacementConfig(nodes="ray")
+PREEMPTION = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--deadline-remaining-seconds", "60")
 MEMORY = 80_000_000  # bytes of each machine's object store
 
 
@@ -54,9 +55,23 @@ class RayCluster:
         self.machines.remove(machine)
         self.made.remove_node(machine, allow_graceful=False)
 
+    def drain(self, machine: Any) -> None:
+        """As by a notice that it will be preempted."""
+        said = self._ray("drain-node", "--node-id", machine.node_id, "--reason-message", "a test", *PREEMPTION)
+        assert said == "", said
+
+    def alive(self) -> set[str]:
+        """The identities of the machines."""
+        return {node["NodeID"] for node in self.made.global_state.node_table() if node["Alive"]}
+
     def status(self) -> str:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", self.made.address]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+        return self._ray("status")
+
+    def _ray(self, command: str, *options: str) -> str:
+        """What a command of Ray says."""
+        whole = [sys.executable, "-m", "ray.scripts.scripts", command, "--address", self.made.address, *options]
+        done = subprocess.run(whole, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout + (done.stderr if done.returncode else "")
 
     def used(self, said: str) -> bool:
         return f" {said} CPU" in self.status()
@@ -79,6 +94,12 @@ def on_ray(
     cluster: RayCluster, folder: Path, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> AbstractAsyncContextManager[Placed]:
     return placed(folder, model, (sys.executable, str(SCRIPT)), cluster.made.address, monkeypatch)
+
+
+def zone_of(made: Placed, name: str) -> str:
+    link = made.listener.link(name)
+    assert link is not None
+    return link.labels["zone"]
 
 
 def zones(made: Placed) -> list[str]:
@@ -205,3 +226,50 @@ def test_a_server_that_is_killed_leaves_nothing_in_the_cluster(ray_cluster: RayC
         server.wait()
     until_now(lambda: ray_cluster.used("0.0/3.0"), "nothing is left in the cluster", 60)
     until_now(lambda: not actors(), "no process is left", 60)
+
+
+def test_a_machine_that_ray_drains_is_left_without_a_failed_request(
+    ray_cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with on_ray(ray_cluster, tmp_path, tiny(2, ON_RAY), monkeypatch) as made:
+            await until(lambda: len(set(zones(made))) == 2, "two machines have one replica each", 60)
+            gate = tmp_path / "gate"
+            tasks = await answered(made, f"gate={gate}", 8)
+            await until(lambda: min(in_flight(made)) > 0, "both have requests")
+            leaver = made.places[0]
+            machine = machine_of(ray_cluster, made, leaver)
+            zone = zone_of(made, leaver)
+            await asyncio.to_thread(ray_cluster.drain, machine)
+            await until(lambda: zones(made) == ["a", "b", "c"], "its successor is ready on the third machine", 60)
+            for number in range(10):
+                (task,) = await answered(made, "hello", 1, name=f"r{number}-")
+                assert text_of(await task) == letters(6)
+            gate.touch()
+            assert [text_of(await task) for task in tasks] == [letters(6)] * 8
+            await until(lambda: zones(made) == sorted({"a", "b", "c"} - {zone}), "the drained one is left", 60)
+            await until(lambda: made.states(leaver) == ["ready", "leaving", "left"], "its node has ended", 60)
+            await until(lambda: machine.node_id not in ray_cluster.alive(), "Ray ends the machine that is idle", 60)
+            ray_cluster.machines.remove(machine)
+
+    asyncio.run(scenario())
+
+
+def test_an_address_where_no_cluster_is_is_refused_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that accepts connections and says nothing."""
+    monkeypatch.setattr("inferd.nodes.ray.placer.CONNECT_S", 15.0)
+
+    async def scenario() -> None:
+        silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(3600), "0.0.0.0", 0)
+        mute = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        command = (sys.executable, str(SCRIPT))
+        for address, said in ((f"127.0.0.1:{free_port()}", "(Connection refused)"), (mute, "within 15 s")):
+            async with placed(tmp_path, tiny(1, ON_RAY), command, address, monkeypatch) as made:
+                await until(lambda: bool(made.reasons), "the reason is told", 30)
+                assert said in made.reasons[0]
+                assert made.reasons[0].endswith("and does its machine run?")
+        silent.close()
+
+    asyncio.run(scenario())
