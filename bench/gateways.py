@@ -24,7 +24,7 @@ from random import Random
 from typing import NamedTuple
 
 from bench.report import markdown
-from inferd.router.choosing.affinity import PrefixIndex, continuation_of, prefixes
+from inferd.router.choosing.affinity import PrefixIndex, continuation_of, indexed_bytes, prefixes
 from inferd.router.choosing.policy import choose
 
 BLOCK_TOKENS = 512  # of a Mooncake block
@@ -78,7 +78,7 @@ class Seen:
     """A server as one gateway sees it (``policy.Candidate``)."""
 
     index: int
-    outstanding: int = 0
+    load: int = 0
     weight: float = 1.0
     region: str = ""
     is_fallback: bool = False
@@ -109,7 +109,7 @@ def play(requests: Sequence[Asked], setup: Setup, options: argparse.Namespace) -
     for request in requests:
         while ends and ends[0][0] <= request.at:
             _, gateway, server = heapq.heappop(ends)
-            views[gateway][server].outstanding -= 1
+            views[gateway][server].load -= 1
             servers[server].running -= 1
         while setup.has_hints and request.at >= exchanged_at + options.exchange_s:
             exchanged_at += options.exchange_s
@@ -123,7 +123,14 @@ def play(requests: Sequence[Asked], setup: Setup, options: argparse.Namespace) -
         keys = prefixes("", request.text)
         seen = indexes[gateway].best(keys)
         continuation = continuation_of(keys, max(seen.values(), default=0)) if keys and setup.has_rendezvous else None
-        chosen = choose(views[gateway], random=random, prefer=seen, continuation=continuation, slack=options.slack)
+        chosen = choose(
+            views[gateway],
+            random=random,
+            prefer=seen,
+            prompt_bytes=indexed_bytes(keys),
+            continuation=continuation,
+            slack=options.slack,
+        )
         assert chosen is not None
         if keys:
             indexes[gateway].note(keys, chosen.index)
@@ -134,7 +141,7 @@ def play(requests: Sequence[Asked], setup: Setup, options: argparse.Namespace) -
         total += len(request.blocks)
         tokens = (len(request.blocks) - found) * options.block_tokens
         took = options.fixed_s + tokens * options.prefill_s + request.answer * options.decode_s
-        chosen.outstanding += 1
+        chosen.load += 1
         asked.running += 1
         heapq.heappush(ends, (request.at + took, gateway, chosen.index))
         running = [each.running for each in servers]

@@ -82,7 +82,7 @@ def all_attacks(model: str, key: str) -> Iterator[Attack]:
     yield from http_attacks(ROUTES, lambda _: model, key, MAX_DECODE_COST, 64)
     yield from http1_floods()
     yield from flood_attacks()
-    yield from grpc_attacks(asyncio.run(_methods()), model, key)
+    yield from grpc_attacks(asyncio.run(_methods()), model, model, key)
 
 
 def main() -> None:

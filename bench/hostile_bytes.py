@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from inferd.gateway.body.decode_cost import MAX_DECODE_COST, TEXT_BYTES_OF_A_UNIT
 from inferd.gateway.grpc.rpc import Method
 from inferd.gateway.route import Route
 from inferd.http.http2 import frames as f
@@ -25,6 +26,7 @@ from inferd.http.http2.hpack import literal
 from inferd.protowire import sized
 
 BODY_BYTES: Final = 16 * 1024 * 1024 - 4096  # as many as a server takes by default
+MAX_TEXTS: Final = TEXT_BYTES_OF_A_UNIT * MAX_DECODE_COST - 4096
 _SCALARS: Final = frozenset((int, float, bool, str, type(None), msgspec.UnsetType))
 
 
@@ -117,14 +119,22 @@ def http_attacks(
 def _texts_of_a_chat(door: str, model: str, path: str, known: str, most: int) -> Iterator[Attack]:
     """Texts that are slow to decode, and texts in which JSON is read."""
     call = '{"id":"%d","type":"function","function":{"name":"f","arguments":"%s"}}'
+    texts = {"escapes": r"\n", "emoji": "\U0001f600", "quotes": r"\"", "letters": "a"}
+    # As long as they are read.
+    read = {name: texts[name] * (MAX_TEXTS // len(texts[name].encode())) for name in ("emoji", "letters")}
     calls = {
         "16 MB of lists as arguments": [call % (1, "[]," * (most // 3 - 256))],
         "a megabyte of lists as arguments": [call % (1, "[" + "[]," * 300_000 + "[]]")],
         "thousands of calls": [call % (number, "{}") for number in range(4000)],
+        **{f"4 MB of {name} as an argument": [call % (1, rf"{{\"x\":\"{read[name]}\"}}")] for name in read},
     }
     messages = {name: f'{{"role":"assistant","tool_calls":[{",".join(all_)}]}}' for name, all_ in calls.items()}
-    for name, text in {"escapes": r"\n", "emoji": "\U0001f600", "quotes": r"\""}.items():
-        messages[f"16 MB of {name}"] = f'{{"role":"user","content":"{text * ((most - 256) // len(text.encode()))}"}}'
+    said = {f"16 MB of {name}": text * ((most - 256) // len(text.encode())) for name, text in texts.items()}
+    said |= {f"4 MB of {name}": text for name, text in read.items()}
+    said["4 MB of letters and an emoji"] = read["letters"] + texts["emoji"]
+    messages |= {name: f'{{"role":"user","content":"{text}"}}' for name, text in said.items()}
+    short = '"' + "\u00e9" * 60 + '",'
+    messages["4 MB of short texts"] = f'{{"role":"user","content":[{short * (MAX_TEXTS // 180)}""]}}'
     asked = {name: f'"messages":[{message}]' for name, message in messages.items()}
     for name, number in {"the largest": "1e308", "nothing": "4e-324"}.items():
         for count in (600, 15_000, 250_000):
@@ -212,7 +222,8 @@ def _deflated(size: int) -> bytes:
 # -- gRPC ----------------------------------------------------------------------------------------
 
 
-def grpc_attacks(methods: dict[bytes, Method], model: str, key: str) -> Iterator[Attack]:
+def grpc_attacks(methods: dict[bytes, Method], model: str, writer: str, key: str) -> Iterator[Attack]:
+    """``writer``: a model that generates text, which ``model`` does not."""
     asking = sized(1, model.encode())
     tiny = {
         "fields": b"\x22\x00",
@@ -236,11 +247,34 @@ def grpc_attacks(methods: dict[bytes, Method], model: str, key: str) -> Iterator
         for name, piece in tiny.items():
             requests = _calls(path, (asking + piece * 2040)[:few], keyed)
             yield Attack(door, f"requests of 2040 {name}", True, requests, is_flood=True)
+            if method.max_bytes is None and name == "fields":
+                for told, text in _texts_of_a_call(writer).items():
+                    yield Attack(door, told, True, _call(path, text, keyed))
             if method.max_bytes is None:
                 large = asking + piece * (BODY_BYTES // len(piece))
                 yield Attack(door, f"{len(large) >> 20} MB of {name}", True, _call(path, large, keyed))
             elif name == "fields":
                 break
+
+
+def _texts_of_a_call(model: str) -> dict[str, bytes]:
+    """Requests for a text, with texts that are slow to decode."""
+
+    def asked(**inputs: bytes) -> bytes:
+        tensors = [
+            sized(5, sized(1, name.encode()) + sized(2, b"BYTES") + sized(3, b"\x01") + sized(5, sized(8, text)))
+            for name, text in inputs.items()
+        ]
+        return sized(1, model.encode()) + b"".join(tensors)
+
+    emoji = "\U0001f600".encode()
+    parameter = sized(4, sized(1, b"k") + sized(2, sized(3, emoji * (BODY_BYTES // 4 - 256))))
+    return {
+        "4 MB of emoji as a text": asked(text_input=emoji * (MAX_TEXTS // 4 - 256)),
+        "15 MB of emoji as a text": asked(text_input=emoji * (BODY_BYTES // 4 - 256)),
+        "4 MB of lists as parameters": asked(text_input=b"a", sampling_parameters=b"[[]" + b",[]" * 1_390_000 + b"]"),
+        "15 MB of emoji as a parameter": asked(text_input=b"a") + parameter,
+    }
 
 
 def _opening(stream: int, path: bytes, more: Sequence[tuple[bytes, bytes]]) -> bytes:

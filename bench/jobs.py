@@ -5,11 +5,12 @@
 
 Starts ``inferd serve`` and measures, with requests of one shape:
 
-1. tokens/s of a saturating client, which sends the requests itself;
-2. tokens/s of a batch job of the same requests alone; the larger of both is the capacity;
+1. tokens/s of a batch job alone, at a server that had no other requests before;
+2. tokens/s of a saturating client, which sends the same requests itself; the larger of both is the capacity;
 3. in turn, for some rounds: an open loop of interactive requests (``--share`` of the capacity) without a job, and with one;
 4. with ``--lines``: a job of so many short requests, and the memory by which the gateway grows.
 
+The job comes first, because the scheduler keeps room for other classes for some hundred steps after their last request.
 Every figure is written as JSON. Exit status 1 names what did not hold:
 
 - interactive p95 time to first token beside the job is at most 1.2 times what it is without;
@@ -159,6 +160,19 @@ def p95_ttft_ms(records: list[Record]) -> float:
     return percentile(sorted(one.ttft_s for one in records if one.ttft_s is not None), 95) * 1e3
 
 
+async def warmed_up(server: Server, folder: Path, questions: Questions) -> float:
+    """Tokens/s of a short job, from its first answers to its end."""
+    path = folder / "first.jsonl"
+    questions.write(path, CLIENTS * 8)
+    job = await asyncio.to_thread(Job, server, path)
+    while not (first := await asyncio.to_thread(job.tokens)):
+        await asyncio.sleep(0.02)
+    began = time.monotonic()
+    while not await asyncio.to_thread(job.has_ended):
+        await asyncio.sleep(0.05)
+    return (CLIENTS * 8 * OUTPUT_TOKENS - first) / (time.monotonic() - began)
+
+
 async def started(server: Server, folder: Path, questions: Questions, most: int) -> Job:
     """A job that runs, and is longer than ``most`` tokens."""
     path = folder / "lines.jsonl"
@@ -176,15 +190,14 @@ async def measure(address: str, folder: Path, options: argparse.Namespace) -> di
     target = Target(url=address, model=model)
     questions, seconds = Questions(model), options.seconds
     say("warming up")
-    await closed_loop(target, questions.queries(CLIENTS * 2), CLIENTS, lambda _: None)
-    say(f"capacity: {CLIENTS} clients for {seconds:.0f} s")
-    total = await capacity(target, questions, seconds)
-    say(f"{total:.0f} tokens/s; a job alone")
-    most = int(total * (seconds + 2 * RAMP_S) * 2)
+    most = int(await warmed_up(server, folder, questions) * (seconds + 2 * RAMP_S) * 3)
+    say(f"a job alone for {seconds:.0f} s")
     job = await started(server, folder, questions, most)
     alone = await job_rate(job, seconds)
     await asyncio.to_thread(job.cancel)
-    say(f"{alone:.0f} tokens/s")
+    say(f"{alone:.0f} tokens/s; {CLIENTS} clients for as long")
+    total = await capacity(target, questions, seconds)
+    say(f"{total:.0f} tokens/s")
     rate = options.share * total / OUTPUT_TOKENS
     rounds = []
     for number in range(options.rounds):

@@ -154,11 +154,11 @@ def sampling(rows: int) -> None:
         for shape, logits in (("likely", likely), ("flat", flat)):
 
             def native_call(logits: Tensor = logits, wanted: list[SampleRow] = wanted) -> object:
-                return sampler.sample(logits, wanted)
+                return sampler.draw(logits, wanted).results
 
             def torch_call(logits: Tensor = logits, wanted: list[SampleRow] = wanted) -> object:
                 with compiled.using_level("none"):
-                    return sampler.sample(logits, wanted)
+                    return sampler.draw(logits, wanted).results
 
             compare(f"{name}, {rows} rows, {shape}", {"native": native_call, "torch": torch_call}, repeat=3, inner=1)
 

@@ -1,12 +1,13 @@
 """How far a plan's speed and memory are from what this machine does.
 
-    python -m bench.plan                     three shapes, each in one format
+    python -m bench.plan                     four shapes in three formats
+    python -m bench.plan --shapes qwen3-0.6b --requests 1 8
     python -m bench.plan --write             also write src/inferd/planning/measured.json, which plans quote
     python -m bench.plan --memory            the resident memory of a full replica beside its plan
 
 Checkpoints have random weights, because throughput does not depend on their values. Everything runs on one thread and
 is measured by processor time, so other processes disturb it less; the rates of the machine (``native.roofline``) are
-measured before each shape, in turns with it.
+measured before the steps of each format, in turns with them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +37,8 @@ from inferd.checkpoints.decoder_config import Source
 from inferd.cli.plan.command import this_machine
 from inferd.config import KVCacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from inferd.engine.load import create_backend
+from inferd.engine.model.layouts import Layout
 from inferd.native.roofline import Weights
-from inferd.planning.capacity import Layout
 from inferd.planning.measured import Measured, Row
 from inferd.planning.memory import plan_model
 from inferd.planning.shape import of_folder
@@ -48,22 +50,27 @@ _COMMON: Final[dict[str, Any]] = {
     "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 10000.0, "tie_word_embeddings": True, "eos_token_id": 2,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
-SHAPES: Final[dict[str, tuple[Weights, dict[str, int]]]] = {
-    "wide-200m": ("fp16", {
+SHAPES: Final[dict[str, dict[str, int]]] = {
+    "tiny-20m": {
+        "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 24, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": 64,
+    },
+    "wide-250m": {
         "hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 7, "num_attention_heads": 16,
-        "num_key_value_heads": 16, "head_dim": 96,
-    }),
-    "smollm-360m": ("int8", {
+        "num_key_value_heads": 16, "head_dim": 96, "vocab_size": 32_000,
+    },
+    "smollm-360m": {
         "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15,
-        "num_key_value_heads": 5, "head_dim": 64,
-    }),
-    "qwen3-0.6b": ("int4", {
+        "num_key_value_heads": 5, "head_dim": 64, "vocab_size": 49_152,
+    },
+    "qwen3-0.6b": {
         "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128,
-    }),
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
+    },
 }  # fmt: skip
-"""Sizes between 200 and 450 million weights, and the format that each is measured in."""
+"""A model that waits for little but its kernels and the engine, and three between 250 and 600 million weights."""
 
+FORMS: Final[tuple[Weights, ...]] = ("fp16", "int8", "int4")
 PROMPT: Final = 64
 STEPS: Final = 24
 QUANTIZATION: Final = {"fp16": "none", "int8": "int8", "int4": "int4"}
@@ -128,30 +135,33 @@ def decode_seconds(engine: Any, requests: int) -> float:
     return seconds[len(seconds) // 5]
 
 
-def compare(counts: tuple[int, ...]) -> list[Row]:
+def compare(names: Sequence[str], counts: Sequence[int]) -> list[Row]:
     rows = []
-    for name, (form, sizes) in SHAPES.items():
+    layout = Layout(tensor=1, pipeline=1)
+    for name in names:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / name
-            write_checkpoint(folder, sizes)
-            engine = create_backend("m", settings(folder, form), lambda *_: None)
+            write_checkpoint(folder, SHAPES[name])
             shape = of_folder(folder, name)
-            for requests in counts:
-                device = this_machine((form,))
-                measured = decode_seconds(engine, requests)
-                step = step_seconds(shape, form, requests, PROMPT + STEPS / 2, Layout(tensor=1, pipeline=1), device)
-                row = Row(
-                    model=name, form=form, requests=requests, estimated=round(requests / step, 2),
-                    measured=round(requests / measured, 2),
-                )  # fmt: skip
-                rows.append(row)
-                print(
-                    f"{name:14}{form:6}{requests:3} requests  estimated {row.estimated:8.1f} tokens/s  "
-                    f"measured {row.measured:8.1f}  {100 * row.error:+5.1f} %  "
-                    f"({device.stream(form) / 1e9:.1f} GB/s, {device.operations(form) / 1e9:.0f} GFLOPS)",
-                    flush=True,
-                )
-            engine.close()
+            for form in FORMS:
+                engine = create_backend("m", settings(folder, form), lambda *_: None)
+                device = this_machine(shape, (form,))
+                for requests in counts:
+                    measured = decode_seconds(engine, requests)
+                    step = step_seconds(shape, form, requests, PROMPT + STEPS / 2, layout, device)
+                    row = Row(
+                        model=name, form=form, requests=requests, estimated=round(requests / step, 2),
+                        measured=round(requests / measured, 2),
+                    )  # fmt: skip
+                    rows.append(row)
+                    print(
+                        f"{name:14}{form:6}{requests:3} requests  estimated {row.estimated:8.1f} tokens/s  "
+                        f"measured {row.measured:8.1f}  {100 * row.error:+5.1f} %  "
+                        f"({device.stream(form) / 1e9:.1f} GB/s, {device.operations(form) / 1e9:.0f} GFLOPS, overlap "
+                        f"{device.overlap(form):.2f}, cache {device.cache_stream / 1e9:.1f} GB/s)",
+                        flush=True,
+                    )
+                engine.close()
     return rows
 
 
@@ -171,10 +181,10 @@ print(rss_bytes())
 
 def memory(cache_bytes: int = 1_000_000_000) -> None:
     """The resident memory of a replica whose cache is full, in a process of its own, beside its plan."""
-    for name, (form, sizes) in SHAPES.items():
+    for name, form in zip(list(SHAPES)[1:], FORMS, strict=True):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / name
-            write_checkpoint(folder, sizes)
+            write_checkpoint(folder, SHAPES[name])
             estimate = plan_model("m", settings(folder, form, cache_bytes=cache_bytes))
             assert estimate is not None
             ran = subprocess.run(
@@ -193,15 +203,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write what plans quote")
     parser.add_argument("--memory", action="store_true", help="compare memory instead of speed")
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     words = parser.parse_args()
     torch.set_num_threads(1)
     if words.memory:
         memory()
         return
-    rows = compare(tuple(words.requests))
+    rows = compare(words.shapes, words.requests)
     found = Measured(machine=_machine(), date=str(datetime.date.today()), rows=tuple(rows))
-    print(f"largest error {100 * found.worst:.0f} % on {found.machine}")
+    print(f"within {found.within} on {found.machine}")
     if words.write:
         path = Path(__file__).resolve().parent.parent / "src/inferd/planning/measured.json"
         path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")

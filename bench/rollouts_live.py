@@ -1,7 +1,6 @@
 """Rollouts of two real servers with one database, under load: ``python -m bench.rollouts_live``.
 
     python -m bench.rollouts_live --changes 200
-    python -m bench.rollouts_live --shadow
 
 Each of the two servers serves two versions of a small ONNX model to clients that never pause. The operator promotes,
 aborts, undoes and begins again, as often as ``--changes`` says. Then the new version is replaced by one that fails for
@@ -9,21 +8,11 @@ half of the inputs, ten times, and its rollback is timed. Exit status 1 names wh
 
 - no request failed, over all changes and rollbacks;
 - from the bad event that decided to weight 0 on both servers: at most 1 s.
-
-With ``--shadow`` one client asks one server at a fixed rate, in turns without and with copies of all its requests. In
-``--turns`` pairs of turns, which take less than two minutes together, the times of the answers are compared. Each pair
-is shown when it is over. The p99 of so few requests varies by itself, above all on a machine with other work: the ratio
-of two turns without copies, of each pair and the next, says by how much. The limit holds only where the machine has
-processors to spare:
-
-- no request failed, and at least nine of ten requests were copied and compared;
-- the median over the pairs of the p99 with copies, divided by that without them: at most 1.01.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -85,7 +74,7 @@ class Server:
             stderr=self.log.open("wb"),
             text=True,
         )
-        self.url = self._address()
+        self.pid, self.url = self._process.pid, self._address()
         self.answers: Counter[tuple[int, str]] = Counter()  # by status and version
         self._data_dir, self._is_over = str(folder / name), threading.Event()
         self.share_bad = 0.0
@@ -189,100 +178,10 @@ def _seconds(ts: str) -> float:
     return datetime.fromisoformat(ts).timestamp()
 
 
-def shadowed(turns: int, seconds: float, rate: float) -> int:
-    """Compare the times of answers with and without copies; the exit status."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for number in (1, 2):
-            model(folder / "m" / str(number) / "model.onnx", 1)
-        # Nothing ends the step but the command, so that both turns are of one server.
-        steps = [{"shadow": 100, "for_s": 360_000}, {"weight": 100}]
-        server = Server(folder, "one", {"stable": 1, "new": 2, "steps": steps, "guards": {"differs": {}}})
-        try:
-            pairs: list[tuple[float, float]] = []
-            medians: list[tuple[float, float]] = []
-            wrong = asked = 0
-            compared: Counter[str] = Counter()
-            for turn in range(turns):
-                plain, failed = asking(server.url, seconds, rate)
-                server.command("start", "m")
-                until(lambda: server.state() == "running")
-                copied, more = asking(server.url, seconds, rate)
-                compared.update(server.command("status", "m", "--json")["copies"])
-                server.command("abort", "m")
-                pairs.append((p99(plain), p99(copied)))
-                asked += len(copied) + 1  # and the one before they began
-                wrong += failed + more
-                medians.append((p50(plain), p50(copied)))
-                print(
-                    f"turn {turn + 1} of {turns}: p99 {1000 * p99(plain):.2f} ms without copies, "
-                    f"{1000 * p99(copied):.2f} ms with them",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        finally:
-            server.close()
-    ratio = middle([after / before for before, after in pairs])
-    noise = middle([max(one, other) / min(one, other) for (one, _), (other, _) in itertools.pairwise(pairs)])
-    share = compared["equal"] / asked
-    print("| what | value |\n| --- | --- |")
-    print(f"| requests a second, of one client | {rate:g} |")
-    for word, place in (("without copies", 0), ("with copies of all requests", 1)):
-        times = sorted(pair[place] for pair in pairs)
-        print(f"| p99 {word}, median of {len(pairs)} turns of {seconds:g} s | {1000 * times[len(times) // 2]:.3f} ms |")
-    print(f"| the one divided by the other, median of the pairs | {ratio:.3f} |")
-    print(f"| likewise the p50 | {middle([after / before for before, after in medians]):.3f} |")
-    print(f"| p99 of two turns without copies, the longer by the shorter, median | {noise:.3f} |")
-    print(f"| requests that were copied and compared | {100 * share:.1f} % |")
-    print(f"| other results | {dict(compared - Counter(equal=compared['equal']))} |")
-    print(f"| failed requests | {wrong} |")
-    problems = [f"{wrong} requests failed"] if wrong else []
-    problems += [f"{100 * share:.1f} % of the requests were compared"] if share < 0.9 else []
-    problems += [f"p99 is {ratio:.3f} times as long with copies"] if ratio > 1.01 else []
-    for sentence in problems:
-        print(f"did not hold: {sentence}", file=sys.stderr)
-    return 1 if problems else 0
-
-
-def asking(url: str, seconds: float, rate: float) -> tuple[list[float], int]:
-    """The times of the answers to requests at a fixed rate, from when each was due, and how many failed."""
-    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [0.0, 0.0]}
-    body = json.dumps({"inputs": [tensor]}).encode()
-    times, failed = [], 0
-    with httpx.Client(base_url=url, timeout=30, headers={"content-type": "application/json"}) as client:
-        client.post("/v2/models/m/infer", content=body)
-        began = time.perf_counter()
-        for number in range(int(seconds * rate)):
-            due = began + number / rate
-            time.sleep(max(0.0, due - time.perf_counter()))
-            failed += client.post("/v2/models/m/infer", content=body).status_code != 200
-            times.append(time.perf_counter() - due)
-    return times, failed
-
-
-def p99(times: Sequence[float]) -> float:
-    return sorted(times)[int(0.99 * len(times))]
-
-
-def p50(times: Sequence[float]) -> float:
-    return sorted(times)[len(times) // 2]
-
-
-def middle(values: Sequence[float]) -> float:
-    """The median; 1 where there is no value."""
-    return sorted(values)[len(values) // 2] if values else 1.0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--changes", type=int, default=200)
-    parser.add_argument("--shadow", action="store_true", help="measure copies of requests instead")
-    parser.add_argument("--turns", type=int, default=6, help="pairs of turns without and with copies")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each turn")
-    parser.add_argument("--rate", type=float, default=100.0, help="requests a second")
     options = parser.parse_args()
-    if options.shadow:
-        return shadowed(options.turns, options.seconds, options.rate)
     failed = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

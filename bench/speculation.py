@@ -34,10 +34,9 @@ from torch import Tensor
 from inferd.config import ModelConfig, SchedulerConfig, SpeculationConfig
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
-from inferd.engine.sampler import Sampled, Sampler, SampleRow
+from inferd.engine.sampler import Drawn, Sampled, Sampler, SampleRow
 from inferd.engine.speculation.draft_model import DraftModel
 from inferd.engine.speculation.speculation import Speculation
-from inferd.errors import InferdError
 from inferd.types import Chat, GenerateRequest, SamplingParams, TextPrompt, TokenPrompt
 
 QUESTIONS = (
@@ -76,9 +75,10 @@ class Prescribed(Sampler):
         super().__init__(vocab_size)
         self.scripts = scripts
 
-    def sample(self, logits: Tensor, rows: list[SampleRow]) -> list[Sampled | InferdError]:
-        super().sample(logits, rows)
-        return [Sampled(self.scripts[row.seed][len(row.output_ids)]) for row in rows]
+    def draw(self, logits: Tensor, rows: list[SampleRow]) -> Drawn:
+        drawn = super().draw(logits, rows)
+        drawn.results = [Sampled(self.scripts[row.seed][len(row.output_ids)]) for row in rows]
+        return drawn
 
 
 class Bench:
@@ -120,6 +120,7 @@ def play(engine: Engine, way: Speculation | None, requests: list[GenerateRequest
             engine.add(waiting.pop(), 0.0)
             running += 1
         outputs, stats = engine.step(0.0)
+        assert stats is not None
         steps += 1
         drafted += stats.drafted_tokens
         accepted += stats.accepted_tokens

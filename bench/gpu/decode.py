@@ -106,7 +106,7 @@ class Server:
                 return
             logits = self._runner.logits(hidden, rows)
             wanted = [SampleRow(s.sampling, [], [], 0, 0) for s in ready]
-            drawn = self._sampler.sample(logits, wanted)
+            drawn = self._sampler.draw(logits, wanted).results
         for sequence, token in zip(ready, drawn, strict=True):
             assert isinstance(token, Sampled), token
             sequence.tokens.append(token.token_id)

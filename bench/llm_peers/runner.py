@@ -49,7 +49,7 @@ def inferd(model: str, quantization: str, threads: int, clients: int) -> Wave:
     moments: list[float] = []
     step = Engine.step
 
-    def clocked(self: Engine, now: float) -> tuple[list[Output], StepStats]:
+    def clocked(self: Engine, now: float) -> tuple[list[Output], StepStats | None]:
         outputs, stats = step(self, now)
         count = sum(len(delta.token_ids) for output in outputs for delta in output.deltas)
         moments.extend([time.perf_counter()] * count)
