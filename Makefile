@@ -92,6 +92,7 @@ soak: $(VENV)/.dev ## Every fault and attack with its control, then a long run u
 	@$(SUITE_ENV) $(BIN)/python -m pytest -n 2 -m "soak or not soak" tests/experiments
 	@$(SUITE_ENV) $(BIN)/python -m pytest -m soak --ignore=tests/experiments tests
 	@$(BIN)/python -m bench.soak $(ARGS)
+	@$(BIN)/python -m bench.availability --out build/availability
 
 .PHONY: sanitize
 sanitize: $(VENV)/.dev ## The kernels' tests with kernels in which every bad access ends the process (GCC)

@@ -24,6 +24,8 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PATIENCE_S = 2.0
 """For everything: the name's resolution, the page, and the size of the file."""
 
+_SOCKET_S = 2 * PATIENCE_S  # never the first to end the wait, whose reason would be another one then
+
 MAX_PAGE_BYTES = 16 * 1024 * 1024
 
 
@@ -74,7 +76,7 @@ def _pinned(constraints: str) -> str:
 def _ask(index: str, version: str, found: _Found) -> None:
     page_url = f"{index.rstrip('/')}/torch/"
     try:
-        with urllib.request.urlopen(page_url, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(page_url, timeout=_SOCKET_S) as answer:
             page = answer.read(MAX_PAGE_BYTES).decode("utf-8", "replace")
         tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
         name = re.escape(version) if version else r"[\d.]+"
@@ -85,7 +87,7 @@ def _ask(index: str, version: str, found: _Found) -> None:
             return
         url = urllib.parse.urljoin(page_url, href[1])
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PATIENCE_S) as answer:
+            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_SOCKET_S) as answer:
                 found.num_bytes = int(answer.headers.get("content-length") or 0)
         finally:
             found.url = url
