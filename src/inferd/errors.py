@@ -25,6 +25,12 @@ CLIENT_ERRORS: Final = (
 """Kinds of errors that are not the server's: HTTP answers them with a status below 500, or to no client at all."""
 
 
+def is_bad_utf8(error: Exception) -> bool:
+    """Whether a decoder of JSON refused bytes because a text in them is not UTF-8: msgspec before 0.23 raises
+    UnicodeDecodeError, and later ones a DecodeError that says so."""
+    return isinstance(error, UnicodeDecodeError) or str(error).startswith("Invalid UTF-8")
+
+
 class InferdError(Exception):
     """The base of all errors that a user can meet.
 

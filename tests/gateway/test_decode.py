@@ -210,6 +210,13 @@ def test_texts_count_by_their_bytes_where_objects_are_made_of_them(letter: str) 
     assert bytes(decode(body, text_decoder, texts=False).prompt) == body[10 : body.index(b'","user') + 1]
 
 
+@pytest.mark.parametrize("body", [b'{"prompt":"\xff"}', b'{"prompt":"a","user":"\xff"}', b'{"\xff":1,"prompt":"a"}'])
+def test_a_text_that_is_not_utf8_is_refused_as_such_wherever_it_stands(body: bytes) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode(body, completion_decoder)
+    assert refused.value.code == "invalid_utf8"
+
+
 LONG = b"x" * document._ENCODED_BYTES
 
 

@@ -394,6 +394,8 @@ def test_bytes_that_are_not_what_the_shape_says_are_refused(given: Any, tail: by
         (b"{", "not valid JSON"),
         (b"[]", "must be a JSON object"),
         (b"\xff\xfe", "not valid"),
+        (b'{"inputs":[],"id":"\xff"}', "not valid UTF-8"),
+        (b'{"inputs":[],"parameters":{"\xff":1}}', "not valid UTF-8"),
         (b'{"inputs":[],"inputs":[]}', "'inputs' appears twice"),
         (b'{"inputs":[{"name":"x","name":"y","shape":[1],"datatype":"FP32","data":[1]}]}', "'name' appears twice"),
         (b'{"inputs":[],"\\u0069nputs":[]}', "'inputs' appears twice"),

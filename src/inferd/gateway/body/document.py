@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from inferd.errors import InvalidRequest
+from inferd.errors import InvalidRequest, is_bad_utf8
 from inferd.gateway.body.decode_cost import PIECE_BYTES, pieces
 from inferd.gateway.errors import invalid, printable
 from inferd.predict.codecs.duplicates import DuplicateKey, refuse_duplicates
@@ -142,7 +142,7 @@ def _num_keys(value: Any) -> int | None:
 
 def no_json(error: Exception) -> InvalidRequest:
     """The error for bytes that a decoder refused."""
-    if isinstance(error, UnicodeDecodeError):
+    if is_bad_utf8(error):
         return InvalidRequest("The request body is not valid UTF-8; encode the JSON as UTF-8.", code="invalid_utf8")
     if isinstance(error, RecursionError):
         return InvalidRequest("The request body is nested too deeply; flatten it.", code="invalid_json")

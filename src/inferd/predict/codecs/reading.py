@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from inferd.errors import InvalidRequest
+from inferd.errors import InvalidRequest, is_bad_utf8
 from inferd.predict.bounds import check_values
 from inferd.predict.codecs.duplicates import DuplicateKey, refuse_duplicates
 from inferd.predict.contract import Contract
@@ -40,10 +40,6 @@ def read(body: bytes, decoder: msgspec.json.Decoder[T], contract: Contract) -> T
             json.loads(body.decode("utf-8"), object_pairs_hook=refuse_duplicates)
     except msgspec.ValidationError as error:
         raise _explain(str(error), body) from None
-    except msgspec.DecodeError as error:
-        raise _no_json(str(error)) from None
-    except UnicodeDecodeError:
-        raise InvalidRequest("The body is not valid UTF-8; encode the JSON as UTF-8.", code="invalid_utf8") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply; flatten it.", code="invalid_json") from None
     except DuplicateKey as error:
@@ -52,7 +48,7 @@ def read(body: bytes, decoder: msgspec.json.Decoder[T], contract: Contract) -> T
             f"The key {name} appears twice in one object; send it once.", param=str(error)[:64], code="duplicate_key"
         ) from None
     except ValueError as error:
-        raise _no_json(str(error)) from None
+        raise _no_json(error) from None
     return decoded
 
 
@@ -66,8 +62,11 @@ def wrong_input(name: str, what: str) -> InvalidRequest:
     return InvalidRequest(f"The input {shown(name)} {what}.", param=f"inputs.{name[:64]}")
 
 
-def _no_json(said: str) -> InvalidRequest:
-    return InvalidRequest(f"The body is not valid JSON ({said[:200]}); send one JSON object.", code="invalid_json")
+def _no_json(error: ValueError) -> InvalidRequest:
+    if is_bad_utf8(error):
+        return InvalidRequest("The body is not valid UTF-8; encode the JSON as UTF-8.", code="invalid_utf8")
+    said = str(error)[:200]
+    return InvalidRequest(f"The body is not valid JSON ({said}); send one JSON object.", code="invalid_json")
 
 
 def _may_repeat_keys(decoded: object, body: bytes) -> bool:
