@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.heap import thread_seconds
 from tests.tiers import sample
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
@@ -379,10 +379,10 @@ def test_a_bomb_is_stopped_in_time(name: str, monkeypatch: pytest.MonkeyPatch) -
     # A fifth of the real limit, to be quick; what one operation may take on top is the same.
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
     template = made(BOMBS[name])
-    began = time.thread_time()
-    with pytest.raises(InvalidRequest) as caught:
-        template.render(Chat(messages=TALK))
-    assert time.thread_time() - began < 1.2
+    with thread_seconds() as taken_s:
+        with pytest.raises(InvalidRequest) as caught:
+            template.render(Chat(messages=TALK))
+        assert taken_s() < 1.2
     assert caught.value.param == "messages"
 
 
@@ -492,10 +492,10 @@ def test_operations_that_take_numbers_take_nothing_else(source: str) -> None:
 
 def test_a_render_has_a_second_and_the_next_one_is_not_charged_for_it() -> None:
     both = made("{% if messages[0].role == 'bomb' %}" + BOMBS["nested loops"] + "{% endif %}fine")
-    began = time.thread_time()
-    with pytest.raises(InvalidRequest, match="longer than 1 s"):
-        both.render(Chat(messages=[{"role": "bomb"}]))
-    assert 1.0 <= time.thread_time() - began < 1.5
+    with thread_seconds() as taken_s:
+        with pytest.raises(InvalidRequest, match="longer than 1 s"):
+            both.render(Chat(messages=[{"role": "bomb"}]))
+        assert 1.0 <= taken_s() < 1.5
     assert both.render(Chat(messages=TALK)) == "fine"
 
 
