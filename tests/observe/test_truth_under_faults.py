@@ -38,6 +38,10 @@ class Scraper:
         )
         self.page = page
 
+    def tells_of_no_request(self) -> bool:
+        self.scrape()
+        return self.sum("inferd_in_flight") == 0
+
     def sum(self, name: str, **labels: str) -> float:
         return sum(value for (found, own), value in self.page.items() if found == name and own >= set(labels.items()))
 
@@ -73,8 +77,7 @@ def test_what_was_answered_is_what_was_counted_though_a_worker_was_killed() -> N
 
             await until(lambda: router.models()[0].replicas_ready == 1, "the replica is back")
             answers.append(list(await outputs_of(open_stream(router, ask(name="after", max_tokens=3)))))
-            await asyncio.sleep(0)  # the last QueueChanged is told at the end of the turn
-            scraper.scrape()
+            await until(scraper.tells_of_no_request, "the last QueueChanged is told in a later turn")
 
             outcomes = {
                 o: scraper.sum("inferd_requests_total", outcome=o) for o in ("done", "cancelled", "failed", "refused")
