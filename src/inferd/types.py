@@ -635,3 +635,4 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     num_invalid: int = 0  # this step: constrained answers that do not satisfy their schema, and were not sent
     num_unmatched: int = 0  # this step: calls that do not match a schema that is not enforced, and were sent
     adapters: AdapterUse = AdapterUse()
+    utilization: float = 1.0  # the part of this step's time that full steps would have needed for its work

@@ -226,6 +226,33 @@ def test_statistics_tell_the_rows_of_each_batch() -> None:
     assert (stats.batch_rows, stats.step_sequences, stats.num_waiting) == (3, 2, 0)
 
 
+@given(st.floats(0.0, 0.1), st.floats(1e-4, 0.01), st.integers(1, 32))
+def test_a_row_has_the_same_utilized_seconds_in_every_batch(fixed: float, per_row: float, rows: int) -> None:
+    """So the utilization of replicas adds up to the load, on however many of them it is computed."""
+    made = backend(max_rows=32)
+
+    def utilized_s(rows: int) -> float:
+        for size in (1, 2, 4, 8, 16, 32) * 3:
+            made._batcher.cost.observe(size, fixed + per_row * size)
+        made.submit(request("a", *range(rows)), now)
+        _, stats = made.step(now)
+        assert stats is not None
+        return stats.utilization * (fixed + per_row * rows)
+
+    assert utilized_s(rows) / rows == pytest.approx(utilized_s(32) / 32, rel=0.1)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "off"])
+def test_a_model_that_computes_one_request_at_a_time_is_utilized_as_a_whole(mode: str) -> None:
+    made = backend(max_rows=32, mode=mode, cuts=mode != "off")
+    for size in (1, 32):
+        made._batcher.cost.observe(size, 0.01)
+    made.submit(request("a", 1), now)
+    _, stats = made.step(now)
+    assert stats is not None
+    assert (stats.utilization == 1.0) == (mode == "off")
+
+
 # -- several answers -----------------------------------------------------------------------------
 
 

@@ -42,9 +42,11 @@ def test_what_a_batch_costs_is_told_exactly_where_it_is_affine(fixed: float, per
 
 def test_as_long_as_sizes_have_not_differed_nothing_counts_as_fixed() -> None:
     cost = BatchCost()
+    assert cost.fixed_share(1) == 0.0
     for _ in range(20):
         cost.observe(1, 0.01)
     assert cost.fixed_s == 0.0
+    assert cost.fixed_share(1) == 0.0
     assert cost.seconds(1) == pytest.approx(0.01)
 
 

@@ -12,10 +12,12 @@ Every input says how many replicas it needs, and the largest of them counts:
 - ``wait``: one more than is ready, where requests wait for too long and the speed of a replica is not known yet. While
   the rate surely grows, the target of the wait is too long; else a wait that a new replica could shorten is.
 - ``in_flight``: requests in work and waiting, over a minute and over the last seconds, at the target for each replica.
-- ``duty``: one more than is ready, where the replicas of now worked for more than the target's part of two minutes. It
-  is the part of what they can serve, where that is known. Else it is the part of the time in which they had requests,
-  and counts only where there were more requests than replicas: a replica that computes requests together has them most
-  of the time.
+- ``duty``: one more than is ready, where the replicas of now worked at more than the target's part of what they can
+  over two minutes. That is the rate of arrivals over the rate that they serve, where that is known. Else it is the time
+  in which they had requests, and counts only where there were more requests than replicas. Of a replica that computes
+  requests together, a part of that time counts: that in which full steps would have done the same work. It has requests
+  nearly always, and serves several times as many before its time is full. N replicas, and N - 1 with the same load,
+  have the same sum of these parts where a step takes a fixed time and one for each request.
 
 Replicas that start are part of the number and never of an input, so they are counted once. A replica leaves only where
 one fewer would hold: each load times N / (N - 1) stays below ``LOW`` of what is served, by the highest number that was
@@ -89,7 +91,7 @@ class Seen(NamedTuple):
     load_now: float | None = None  # over the last three seconds
     rate_long: float | None = None  # arrivals per second over two minutes; None also if other replicas were ready
     load_long: float | None = None  # likewise
-    busy_long: float | None = None  # replicas that work, likewise
+    busy_long: float | None = None  # replicas that work, as far as they are utilized, likewise
     busy_now: float | None = None  # over the last three seconds
     limit: int | None = None  # replicas that memory and cores allow
     limited_by: str = ""
@@ -245,7 +247,7 @@ def needs_of(spec: Spec, seen: Seen) -> tuple[Need, ...]:
     if spec.duty is not None and duty is not None and duty >= spec.duty:
         is_guess = each is None and seen.load_long is not None
         count = min(seen.ready + 1, _ceil((seen.load_long or 0.0) - SPARE)) if is_guess else seen.ready + 1
-        text = f"replicas worked {100 * duty:.0f} % of two minutes, of {100 * spec.duty:g} %"
+        text = f"replicas worked at {100 * duty:.0f} % of what they can over two minutes, of {100 * spec.duty:g} %"
         needs.append(Need("duty", count, text))
     return tuple(needs)
 
@@ -270,7 +272,7 @@ def _most_per_s(seen: Seen) -> float | None:
 
 
 def _duty(seen: Seen) -> float | None:
-    """The part of two minutes that the replicas worked; None: not known."""
+    """The part of what the replicas can do that they did in two minutes; None: not known."""
     if not seen.ready:
         return None
     if seen.served_per_s:

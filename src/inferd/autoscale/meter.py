@@ -48,7 +48,7 @@ class Sample(NamedTuple):
     ended: int  # of them
     waiting: int
     in_flight: int
-    busy: int  # replicas with a request
+    busy: float  # replicas with a request, each as far as it is utilized
     ready: int
 
 
@@ -58,7 +58,7 @@ class _Point(NamedTuple):
     at: float
     sample: Sample
     load_s: float  # requests in work and waiting, times seconds
-    busy_s: float  # replicas that work, times seconds
+    busy_s: float  # replicas that work, as far as they are utilized, times seconds
 
 
 def pause_s(number: int) -> float:

@@ -1,6 +1,6 @@
 """Replays arrivals against a controller of replicas, in simulated time. Pure: the same arguments give the same result.
 
-A replica works at ``slots`` requests at a time, each for its own seconds. Requests wait in one queue, in order of
+A replica works at ``slots`` requests at a time, each for its own seconds, which the others do not change. Requests wait in one queue, in order of
 arrival. A started replica serves after ``ready_s`` seconds. One that leaves takes no more requests and ends those it
 has; a starting one leaves at once. This is the queue of a model in inferd, without refusals, priorities and failures.
 """
@@ -43,7 +43,7 @@ class View(NamedTuple):
     ended: int
     waiting: int
     in_flight: int
-    busy: int  # replicas with a request
+    busy: float  # replicas with a request, each by the part of its slots that is taken
     ready: int
     starting: int
     oldest_wait_s: float
@@ -176,7 +176,7 @@ class _World:
             ended=self.ended,
             waiting=len(self.queue),
             in_flight=in_flight,
-            busy=sum(one.in_flight > 0 for one in ready),
+            busy=sum(one.in_flight for one in ready) / self.machine.slots,
             ready=len(ready),
             starting=len(staying) - len(ready),
             oldest_wait_s=now - self.arrivals[self.queue[0]].at if self.queue else 0.0,

@@ -274,18 +274,23 @@ class PredictBackend:
         for item in items:
             rows += item.rows
             size += item.size
-        cost = self._batcher.cost
-        cost.observe(size if self._batcher.limits.max_size else rows, computed - now)
+        cost, limits = self._batcher.cost, self._batcher.limits
+        measure = size if limits.max_size else rows
+        cost.observe(measure, computed - now)
         self._enough = _enough(cost)
+        is_batch = limits.mode != "off" and not self._contract.is_decoupled
+        fullness = max(rows / limits.max_rows, size / limits.max_size if limits.max_size else 0.0) if is_batch else 1.0
         return StepStats(
             num_waiting=len(self._batcher),
             num_running=len(self._streams) + len(self._paused),
-            step_tokens=size if self._batcher.limits.max_size else 0,
+            step_tokens=size if limits.max_size else 0,
             step_sequences=len(items),
             step_s=computed - now,
             tokenize_s=self._decode_s,
             batch_rows=rows,
             padded_rows=_padding_of(self._runtime),
+            # Only the part that does not depend on the rows is shared with what a fuller batch would compute.
+            utilization=1.0 - max(1.0 - fullness, 0.0) * cost.fixed_share(measure),
         )
 
     def _compute(self, items: Sequence[Item]) -> Sequence[_Answer]:

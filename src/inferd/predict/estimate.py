@@ -71,5 +71,10 @@ class BatchCost:
             self.per_unit_s = self.per_unit_s * mean_t / known if known > 0.0 else mean_t / mean_n
         self.fixed_s = max(mean_t - self.per_unit_s * mean_n, 0.0)
 
+    def fixed_share(self, size: float) -> float:
+        """The part of a batch's seconds that does not depend on its size; 0: not known."""
+        seconds = self.seconds(size)
+        return self.fixed_s / seconds if seconds > 0.0 else 0.0
+
     def seconds(self, size: float) -> float:
         return self.fixed_s + self.per_unit_s * size

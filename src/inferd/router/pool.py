@@ -638,7 +638,11 @@ class Pool:
             waiting=len(self._queue) + len(self._retries.backing_off) + ahead,
             oldest_wait_s=0.0 if oldest_at is None else now - oldest_at,
             in_flight=in_flight - ahead,
-            busy=sum(member.replica.num_in_flight > 0 for member in ready),
+            busy=sum(
+                member.replica.utilization
+                for member in ready
+                if isinstance(member.replica, LocalReplica) and member.replica.num_in_flight
+            ),
             ready=len(ready),
             starting=len(locals_) - len(ready) - failed,
             failed=failed,

@@ -66,7 +66,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int  # in the queue, in backoff before a retry, or in a worker that computes others
     oldest_wait_s: float  # of those in the queue, batch work not counted
     in_flight: int  # the others
-    busy: int  # ready replicas with at least one request
+    busy: float  # ready replicas with at least one request, each counting as its last step was utilized
     ready: int
     starting: int  # they load, or their workers are started again
     failed: int  # they do not load

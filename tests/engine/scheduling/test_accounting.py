@@ -49,7 +49,7 @@ class Clockwork:
         self.ledger = Ledger()
         self.now = 100.0
         self.slowness = 1.0
-        self.decode_s = DECODE
+        self.fixed_s, self.prefill_s, self.decode_s = FIXED, PREFILL, DECODE
         self.context_s = 0.0  # for each token before those of a step
         self.noise: random.Random | None = None  # of the steps: up to a fifth of their time
         self.guess = 0  # guessed tokens of a lone decode, and of them:
@@ -75,18 +75,19 @@ class Clockwork:
         self.scheduler.add(sequence)
         return job
 
-    def step(self) -> None:
+    def step(self) -> Step:
         scheduler, began = self.scheduler, self.now
         step = scheduler.schedule()
         if not step.slices:
             self.now += BETWEEN
-            return
+            return step
         if self.guess and len(step.slices) == 1 and step.slices[0].count == 1:
             scheduler.speculate(step.slices[0], tuple([1] * self.guess))
         self.ledger.begin(step, began)
         seconds = self._seconds(step)
         self._finish(step, seconds)
         self.now = began + seconds + BETWEEN
+        return step
 
     def step_that_pauses(self, prompt: int, answer: int) -> Job:
         """A step that pauses after a third of its time for a request that arrives then."""
@@ -108,7 +109,7 @@ class Clockwork:
 
     def _seconds(self, step: Step) -> float:
         decodes = sum(part.count - len(part.draft) == 1 for part in step.slices)
-        seconds = FIXED + PREFILL * (step.num_tokens - decodes) + self.decode_s * decodes
+        seconds = self.fixed_s + self.prefill_s * (step.num_tokens - decodes) + self.decode_s * decodes
         seconds += self.context_s * sum(part.start for part in step.slices)
         return seconds * self.slowness * (1 + self.noise.uniform(-0.2, 0.2) if self.noise else 1)
 

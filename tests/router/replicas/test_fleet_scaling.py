@@ -14,6 +14,7 @@ from tests.worker.watching import Bytes, ask, outputs_of, routing, text_of, unti
 from inferd.config import Config, ModelConfig, ScalingConfig
 from inferd.router.router import Router
 from inferd.router.stream import open_stream
+from inferd.types import StepStats
 
 MIB = 1 << 20
 
@@ -41,6 +42,9 @@ def test_a_replica_leaves_when_its_requests_have_ended_however_long_they_take(tm
             streams = [open_stream(router, ask(f"gate={gate}", name=f"r{number}")) for number, gate in enumerate(gates)]
             tasks = [asyncio.create_task(outputs_of(stream)) for stream in streams]
             await until(lambda: router.demands()["tiny"].busy == 3, "each replica has a request")
+            worker(router).worker_outputs([], StepStats(step_sequences=1, utilization=0.25))
+            worker(router, 1).worker_outputs([], StepStats(utilization=0.5))  # a turn that computed nothing
+            assert router.demands()["tiny"].busy == 2.25
             assert await router.scale("tiny", 1) == 1
             demand = router.demands()["tiny"]
             assert (demand.ready, demand.leaving) == (1, 2)

@@ -309,7 +309,8 @@ class Divided(NamedTuple):
 
 
 class Ledger:
-    """The steps of one engine. ``sums``: at the end of the last step."""
+    """The steps of one engine. ``sums``: at the end of the last step. ``fixed_share``: the part of the last step that
+    usually does not depend on its tokens; 0 before that is known."""
 
     __slots__ = (
         "_apart",
@@ -326,11 +327,13 @@ class Ledger:
         "_paused_s",
         "_steady",
         "_usual",
+        "fixed_share",
         "sums",
     )
 
     def __init__(self) -> None:
         self._usual = UsualCost()
+        self.fixed_share = 0.0
         self.sums = Sums(0.0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         self._masks_s = 0.0  # of the present step
         self._steady: set[Account] = set()
@@ -416,6 +419,7 @@ class Ledger:
         divided = self._divide(seconds, self._paused_s)
         of_joining = self._divide(seconds, 0.0) if self._paused_s else divided
         now = self._at + seconds
+        self.fixed_share = self._usual.fixed / self._usual.plane_s
         self._usual.record(
             self._num_prompt + self._num_guesses,
             self._num_decodes,

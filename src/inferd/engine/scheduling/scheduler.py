@@ -84,6 +84,7 @@ class Step:
     best_preempted: int = BATCH + 1  # the best class among them
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    fullness: float = 1.0  # the part that is taken of the sequences, the tokens or the blocks that there may be
 
     @property
     def num_tokens(self) -> int:
@@ -99,14 +100,16 @@ class _Budget:
     batch: float = _MANY
     batch_limit: float = _MANY  # of batch work where no first token is due
     decode_cost: float = 1.0  # of one batch decode
+    is_short: bool = False  # a gap was not granted as a whole
 
     def grant(self, gap: int, *, is_batch: bool, is_decode: bool = False) -> int:
         """How much of a gap may be computed."""
         most = min(gap, self.tokens, _MANY if is_decode else self.prefill)
-        if not is_batch:
-            return most
-        # The last one may exceed the budget, so that one decode is computed whatever it costs.
-        return min(most, max(int(self.batch), 1)) if self.batch > 0 else 0
+        if is_batch:
+            # The last one may exceed the budget, so that one decode is computed whatever it costs.
+            most = min(most, max(int(self.batch), 1)) if self.batch > 0 else 0
+        self.is_short |= most < gap
+        return most
 
     def spend(self, count: int, gap: int, *, is_batch: bool) -> None:
         self.tokens -= count
@@ -271,7 +274,19 @@ class Scheduler:
                 self._admit_waiting(step, budget)
             if not step.slices and len(self._waiting):
                 self._break_deadlock(step)
+        step.fullness = self._fullness(step, budget)
         return step
+
+    def _fullness(self, step: Step, budget: _Budget) -> float:
+        """Of what is taken, the part that is largest; 1 where sequences wait, or had to leave tokens to later steps."""
+        if len(self._waiting) or budget.is_short:
+            return 1.0
+        config = self.config
+        return max(
+            len(self.running) / config.max_num_seqs,
+            1.0 - budget.tokens / config.max_num_batched_tokens,
+            self.pool.num_used / self.pool.num_blocks,
+        )
 
     def is_pausable(self, step: Step) -> bool:
         """Whether other classes may want a part of the time of this step, which has batch work."""

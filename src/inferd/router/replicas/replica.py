@@ -270,6 +270,7 @@ class LocalReplica:
         "prompts",
         "region",
         "spot",
+        "utilization",
     )
 
     def __init__(
@@ -311,6 +312,7 @@ class LocalReplica:
         self.is_ready = False
         self.capacity = 0
         self.outstanding = 0
+        self.utilization = 1.0  # of its last step that computed requests
         self.region = config.region or ""
 
     @property
@@ -580,6 +582,7 @@ class LocalReplica:
         self.spot.loaded()
         self.info = info if info.source == self._source else msgspec.structs.replace(info, source=self._source)
         self.capacity = max(2 * info.max_num_seqs, info.max_num_seqs + 8)
+        self.utilization = 1.0
         self.is_ready = True
         self._owner.replica_ready(self)
 
@@ -603,6 +606,8 @@ class LocalReplica:
         self.prompts.handed(handed)
 
     def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None:
+        if stats is not None and stats.step_sequences:
+            self.utilization = stats.utilization
         if self.role == "prefill":
             outputs = self.prompts.without_ends(outputs)
         self._owner.replica_outputs(self, outputs, stats)
