@@ -6,8 +6,8 @@
 A request takes its prompt's tokens at ``PREFILL`` in a second, and ``TOKEN_S`` for each token of its answer. The same
 arrivals are given to inferd's controller three times: with requests as its counts, as in the server; with their work,
 which only the simulator knows in advance; and with the work as a gateway can estimate it, from the prompt's tokens and
-the mean of the answers. Work is in mean requests. A replica computes 16 requests together, and so
-works nearly always: the input ``duty`` is off. Beside traces there is a step of load by size: at constant Poisson
+the mean of the answers. Work is in mean requests. A replica computes 16 requests together. The input ``duty`` is
+off, so that the counts alone decide. Beside traces there is a step of load by size: at constant Poisson
 arrivals, prompts and answers become four times as long for two minutes, and then as they were.
 
 Traces are those of Mooncake (JSON lines) and of Azure (CSV). Prints a table in Markdown.

@@ -88,6 +88,17 @@ def test_under_constant_load_the_number_settles_and_never_changes_again(
         assert served >= min(8, quarter / 4), (quarter, outcome.decisions)
 
 
+@pytest.mark.parametrize(("load", "begin", "settled"), [(2, 1, 1), (11, 1, 1), (12, 1, 2), (23, 2, 3)])
+def test_replicas_that_work_at_requests_together_are_as_many_as_their_load_needs(
+    load: int, begin: int, settled: int
+) -> None:
+    """Requests in work, where a replica works at 16. Each has some at any time, and one more is needed from 70 % on."""
+    arrivals = [Arrival(number * 3.0 / load, 3.0) for number in range(150 * load)]
+    outcome = simulate(arrivals, Scaler(Spec(least=1, most=8)), Machine(slots=16, begin=begin))
+    assert [count for at, count, _ in outcome.decisions if at < 450.0] == [settled] * (settled > begin)
+    assert max(outcome.waits) == 0.0
+
+
 def spike(seed: int = 1) -> Outcome:
     arrivals = poisson(lambda at: 16.0 if 120 <= at < 180 else 4.0, 400.0, 0.2, seed)
     return simulate(arrivals, Scaler(Spec(least=1, most=8)), Machine(ready_s=2.0), after_s=900.0)

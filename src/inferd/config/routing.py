@@ -171,8 +171,8 @@ class ScalingTargetConfig(Section, frozen=True, kw_only=True):
     duty: Annotated[
         Annotated[float, Meta(gt=0, lt=1)] | None,
         Meta(
-            description="Part of the time that replicas work. One more replica is started when it was higher for two "
-            "minutes, if there are more requests than replicas. Unset (null): it does not count."
+            description="Part of what replicas can do that they do. One more replica is started when it was higher for "
+            "two minutes, if there are more requests than replicas. Unset (null): it does not count."
         ),
     ] = 0.7
 
