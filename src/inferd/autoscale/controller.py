@@ -93,6 +93,7 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0  # without a request; 0: there is one
     requests_per_s: float | None = None  # over a minute; None: not observed for long enough
     served_per_s: float | None = None  # by one replica while others wait; None: not measured
+    duty: float | None = None  # the part of what the ready replicas can do that they did in the last seconds
     ready_s: float | None = None  # from the start of a replica until it is ready; None: not measured
     changes: list[Change] = []
 
@@ -346,6 +347,7 @@ class Autoscaler:
             idle_s=demand.idle_s,
             requests_per_s=seen.rate_per_s,
             served_per_s=seen.served_per_s,
+            duty=None if seen.busy_now is None or not seen.ready else min(1.0, seen.busy_now / seen.ready),
             ready_s=seen.ready_s,
             changes=list(reversed(model.changes)),
         )

@@ -30,6 +30,7 @@ BUSY = ScalingReport(
     in_flight=9,
     requests_per_s=2.5,
     served_per_s=1.25,
+    duty=0.4,
     ready_s=0.75,
     changes=[Change(at=0.0, before=2, after=3, rule="queue", reason="they waited")],
 )
@@ -40,8 +41,9 @@ chat: 2 ready, 1 starting, 4 leaving; desired 3 of 1 to 8
 """
 WHEN = datetime.fromtimestamp(0).astimezone().strftime("%Y-%m-%d %H:%M:%S")  # of this machine's time zone
 LONG = f"""\
-  7 waiting, 9 in flight, 2.5 requests/s arrive
-  one replica serves 1.25 requests/s; from start to ready 0.75 s
+  7 waiting, 9 in flight; arrivals: 2.5 requests/s
+  one replica serves: 1.25 requests/s
+  ready replicas work at: 40 % of what they can; from start to ready: 0.75 s
   load needs 3: 5 requests at once
   changes, the last first:
     {WHEN}  2 to 3, queue: they waited
@@ -49,8 +51,9 @@ LONG = f"""\
 UNKNOWN = """\
 other: 0 ready, 0 starting; desired 0 of 0 to 1
   idle: no request
-  0 waiting, 0 in flight, not measured arrive
-  one replica serves not measured; from start to ready not measured
+  0 waiting, 0 in flight; arrivals: not measured
+  one replica serves: not measured until requests wait
+  ready replicas work at: not measured; from start to ready: not measured until one starts
 """
 
 

@@ -124,9 +124,12 @@ def _show(report: ScalingReport, *, explain: bool) -> None:
     click.echo(f"  {report.rule}: {report.reason}")
     if not explain:
         return
-    click.echo(f"  {report.waiting} waiting, {report.in_flight} in flight, {_rate(report.requests_per_s)} arrive")
-    ready = "not measured" if report.ready_s is None else f"{report.ready_s:.2f} s"
-    click.echo(f"  one replica serves {_rate(report.served_per_s)}; from start to ready {ready}")
+    arrivals = _known(report.requests_per_s, "{:.3g} requests/s")
+    click.echo(f"  {report.waiting} waiting, {report.in_flight} in flight; arrivals: {arrivals}")
+    click.echo(f"  one replica serves: {_known(report.served_per_s, '{:.3g} requests/s', 'until requests wait')}")
+    duty = _known(None if report.duty is None else 100.0 * report.duty, "{:.0f} % of what they can")
+    ready = _known(report.ready_s, "{:.2f} s", "until one starts")
+    click.echo(f"  ready replicas work at: {duty}; from start to ready: {ready}")
     for need in report.needs:
         click.echo(f"  {need.name} needs {need.replicas}: {need.text}")
     if report.changes:
@@ -136,8 +139,10 @@ def _show(report: ScalingReport, *, explain: bool) -> None:
         click.echo(f"    {when}  {change.before} to {change.after}, {change.rule}: {change.reason}")
 
 
-def _rate(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.3g} requests/s"
+def _known(value: float | None, form: str, until: str = "") -> str:
+    if value is None:
+        return f"not measured {until}".rstrip()
+    return form.format(value)
 
 
 def _simulate(
