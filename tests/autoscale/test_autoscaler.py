@@ -107,6 +107,20 @@ def test_a_request_that_waits_too_long_starts_a_replica_which_is_counted_once() 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("busy", "asked"), [(0.6, []), (0.8, [2])])
+def test_a_replica_with_many_requests_gets_another_one_where_it_is_utilized(busy: float, asked: list[int]) -> None:
+    async def run() -> None:
+        bench = Bench(ScalingConfig(min=1, max=4))
+        await bench.look(122.0, in_flight=9, busy=busy)
+        assert bench.router.asked == asked
+        report = bench.scaler.report("chat")
+        assert report.duty == pytest.approx(busy)
+        told = [change.reason for change in report.changes]
+        assert told == ["replicas worked at 80 % of what they can over two minutes, of 70 %"] * len(asked)
+
+    asyncio.run(run())
+
+
 def test_missing_memory_limits_the_number_and_is_tried_again_later() -> None:
     async def run() -> None:
         bench = Bench(ScalingConfig(min=1, max=4))
