@@ -250,6 +250,16 @@ def test_no_replica_leaves_while_the_last_seconds_need_it() -> None:
     assert holding(by_load, seen, ()) == 4, "the mean of a minute counts too"
 
 
+def test_a_number_that_is_the_least_says_so() -> None:
+    spec = Spec(least=1, most=4)
+    quiet = Seen(at=NOW, ready=1, limit=4, load_now=0.0, busy_now=0.0)
+    assert decide(spec, quiet, Past(), NOW).reason == "scaling.min allows no fewer"
+    from_zero = spec._replace(least=0, idle_after_s=30.0)
+    assert decide(from_zero, quiet, Past(), NOW).reason == "the last one leaves after 30 s without a request"
+    busy = quiet._replace(ready=2, load_now=2.0, busy_now=2.0)
+    assert decide(spec, busy, Past(), NOW).reason == "fewer would not have held lately"
+
+
 def test_a_start_from_zero_names_work_where_nothing_else_asks_for_a_replica() -> None:
     spec = Spec(least=0, most=3, queue_s=0.2, in_flight=None, duty=None, down_after_s=5.0, idle_after_s=30.0)
     seen = Seen(at=NOW, ready=0, waiting=2)

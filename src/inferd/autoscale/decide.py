@@ -205,7 +205,12 @@ def _fewer(spec: Spec, seen: Seen, current: int, needs: tuple[Need, ...], past: 
     held = max((count for _, count in past.peaks), default=current)
     desired = max(held, spec.least, 1)
     if desired >= current:
-        return Decision(current, current, "enough", "fewer would not have held lately", needs, past)
+        text = "fewer would not have held lately"
+        if held <= spec.least == current:
+            text = "scaling.min allows no fewer"
+        elif held <= current == 1 and spec.idle_after_s is not None:
+            text = f"the last one leaves after {spec.idle_after_s:g} s without a request"
+        return Decision(current, current, "enough", text, needs, past)
     window_s = spec.down_after_s * past.patience
     observed_s = 0.0 if past.since is None else now - past.since
     if observed_s < window_s:
