@@ -580,6 +580,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_decoupled: bool = False  # one request may have several answers
     adapters: dict[str, AdapterState] = {}  # by name, as they were when the model was loaded
     rank_pids: tuple[int, ...] = ()  # processes of its other ranks on the worker's machine
+    keeps_rows: bool = False  # what it computes for a request has the same bits beside any other requests
 
 
 class StepParts(msgspec.Struct, frozen=True, array_like=True):

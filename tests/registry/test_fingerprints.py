@@ -17,8 +17,10 @@ from inferd.registry.fingerprint import fingerprint_of, is_batch_invariant
 from inferd.types import ModelInfo
 
 CONFIG = ModelConfig(source="./a")
-INFO = msgspec.structs.replace(info("m"), artifact="0123456789ab", fingerprint="fp_of_the_place", kernels="avx2")
-PREDICTS = msgspec.structs.replace(INFO, kind="predict", platform="onnxruntime_onnx", max_batch_size=8)
+INFO = msgspec.structs.replace(info("m"), artifact="0123456789ab", fingerprint="fp_of_the_place", keeps_rows=True)
+PREDICTS = msgspec.structs.replace(
+    INFO, kind="predict", platform="onnxruntime_onnx", max_batch_size=8, keeps_rows=False
+)
 
 
 def of(info: ModelInfo = INFO, **settings: Any) -> str:
@@ -85,8 +87,9 @@ def test_files_that_are_not_known_have_none() -> None:
 def test_answers_depend_on_the_batch_unless_the_kernels_or_the_settings_exclude_it() -> None:
     off = msgspec.structs.replace(CONFIG, batching=BatchingConfig(mode="off"))
     assert is_batch_invariant(INFO, CONFIG)
-    assert not is_batch_invariant(msgspec.structs.replace(INFO, kernels="none"), CONFIG)
-    assert not is_batch_invariant(INFO, msgspec.structs.replace(CONFIG, device="cuda:0"))
+    by_torch = msgspec.structs.replace(INFO, keeps_rows=False)
+    assert not is_batch_invariant(by_torch, CONFIG)
+    assert not is_batch_invariant(by_torch, off)
     assert not is_batch_invariant(PREDICTS, CONFIG)
     assert is_batch_invariant(PREDICTS, off)
     assert is_batch_invariant(msgspec.structs.replace(PREDICTS, max_batch_size=0), CONFIG)

@@ -166,6 +166,7 @@ def create_backend(
             adapters,
             watermark,
             ranks,
+            runner,
         ),
         preparer=_preparer(config, checkpoint, memory.arena, used, eos_ids, notation, adapters, watermark),
         runner=runner,
@@ -338,6 +339,7 @@ def _info(
     adapters: Adapters,
     watermark: Watermark | None,
     ranks: Lead | None,
+    runner: Runner,
 ) -> ModelInfo:
     decoder, arena = checkpoint.decoder, memory.arena
     dims = decoder.config
@@ -373,6 +375,7 @@ def _info(
         kernels=compiled.level() if device.type == "cpu" else "",
         adapters=adapters.states,
         rank_pids=() if ranks is None else ranks.pids,
+        keeps_rows=runner.keeps_rows,
     )
 
 

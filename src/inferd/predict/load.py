@@ -123,6 +123,7 @@ def _sequence_rows(artifact: Artifact, contract: Contract, config: ModelConfig) 
 
 def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Contract, max_rows: int) -> ModelInfo:
     has_rows = contract.max_batch_size > 0
+    kernels = _kernels() if contract.platform == "inferd_encoder" else ""
     return ModelInfo(
         name=name,
         source=config.source,
@@ -148,7 +149,8 @@ def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Con
         version=config.version,
         num_threads=contract.num_threads,
         is_decoupled=contract.is_decoupled,
-        kernels=_kernels() if contract.platform == "inferd_encoder" else "",
+        kernels=kernels,
+        keeps_rows=kernels not in ("", "none", "generic") and not contract.rounds_products,
     )
 
 

@@ -46,9 +46,8 @@ def fingerprint_of(info: ModelInfo | None, config: ModelConfig | None) -> str:
 def is_batch_invariant(info: ModelInfo, config: ModelConfig) -> bool:
     """Whether an answer never depends on the requests that are computed together with it, so that equal fingerprints
     mean equal bits. False: it is not known for certain; the last digits of numbers may differ."""
-    if info.kind == "generate" or info.platform == "inferd_encoder":
-        return info.kernels not in ("", "none") and not config.device.startswith("cuda")
-    return config.batching.mode == "off" or info.max_batch_size <= 1
+    is_alone = info.kind == "predict" and (config.batching.mode == "off" or info.max_batch_size <= 1)
+    return info.keeps_rows or is_alone
 
 
 @functools.cache
