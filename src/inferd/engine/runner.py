@@ -17,7 +17,7 @@ from inferd.native import compiled
 from inferd.native.attention import FlatBatch
 from inferd.native.kv_cache import KVCache
 from inferd.native.low_rank import AdapterRows, LoadedAdapter
-from inferd.native.paged_attention import AttentionKind, create_attention
+from inferd.native.paged_attention import AttentionKind, create_attention, uses_kernel
 
 if TYPE_CHECKING:
     from inferd.engine.cuda.steps import StepsOnDevice
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Runner:
     """The model, its KV cache, and the computation from a ``Step`` to hidden states."""
 
-    __slots__ = ("_native", "_on_device", "_ranks", "attention_kind", "cache", "decoder", "device")
+    __slots__ = ("_keeps_rows", "_native", "_on_device", "_ranks", "attention_kind", "cache", "decoder", "device")
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Runner:
         self._ranks = ranks
         is_native = attention_kind in ("auto", "native") and on_device is None
         self._native = native_decoder(decoder, cache, max_rows) if is_native else None
+        self._keeps_rows = on_device is None and uses_kernel(attention_kind, cache) and decoder.keeps_rows
 
     @property
     def one_call(self) -> NativeDecoder | None:
@@ -60,8 +61,9 @@ class Runner:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether a row's result does not depend on the other rows, so that a step may be cut."""
-        return self.one_call is not None
+        """Whether a row has the same bits in any batch: answers do not depend on other requests, and a step may be
+        cut."""
+        return self._keeps_rows and compiled.is_on() and (self._ranks is None or self._ranks.keep_rows)
 
     def run(self, step: Step) -> Tensor:
         """Hidden states [T, H] of the step's rows, in the order of its slices."""

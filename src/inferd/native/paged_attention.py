@@ -168,15 +168,17 @@ def native_available(dtype: torch.dtype, head_dim: int, *, in_bytes: bool = Fals
 AttentionKind = Literal["auto", "reference", "native", "triton"]
 
 
+def uses_kernel(kind: AttentionKind, cache: KVCache) -> bool:
+    """Whether ``create_attention`` takes the compiled kernel, in which a row has the same bits in any batch."""
+    on_cpu = cache.keys[0].is_cpu and not cache.in_rows
+    available = native_available(cache.dtype, cache.head_dim, in_bytes=cache.in_bytes)
+    return kind == "native" or (kind == "auto" and on_cpu and available)
+
+
 def create_attention(kind: AttentionKind, cache: KVCache, batch: FlatBatch) -> Attention:
     """The implementation for one step. ``auto``: the compiled kernel where available, else the reference."""
     if kind == "triton":
         from inferd.native.triton.attention import TritonAttention  # with it comes Triton
 
         return TritonAttention(cache, batch)
-    on_cpu = cache.keys[0].is_cpu and not cache.in_rows
-    if kind == "native" or (
-        kind == "auto" and on_cpu and native_available(cache.dtype, cache.head_dim, in_bytes=cache.in_bytes)
-    ):
-        return NativeAttention(cache, batch)
-    return ReferenceAttention(cache, batch)
+    return NativeAttention(cache, batch) if uses_kernel(kind, cache) else ReferenceAttention(cache, batch)

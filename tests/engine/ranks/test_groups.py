@@ -24,6 +24,7 @@ import pytest
 import torch
 from tests.adapters import write_adapter
 from tests.engine.test_engine import make_request, run
+from tests.tiers import sample
 from tests.worker.watching import children, interrupted, is_running, text_of
 
 from inferd.answer_form import AnswerForm, Regex
@@ -101,37 +102,46 @@ def test_stages_answer_as_one_process_where_every_step_is_cut(
     adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same, with micro-batches of three rows. Rank 0 alone decides where a step is cut."""
+    expected = answers(1, 1, adapters)
+    found = cut_every_step(monkeypatch)
+    assert answers(1, 2, adapters) == expected
+    assert max(map(len, found)) > 10
+
+
+def cut_every_step(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Into micro-batches of three rows. Returns where steps will have been cut."""
     found: list[list[int]] = []
 
     def cut(num_rows: int, stages: int) -> list[int]:
         found.append(list(range(1, num_rows, 3)))
         return found[-1]
 
-    expected = answers(1, 1, adapters)
     monkeypatch.setattr("inferd.engine.ranks.lead.cuts", cut)
-    assert answers(1, 2, adapters) == expected
-    assert max(map(len, found)) > 10
+    return found
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("olmo2", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", sample(["gpt2", "olmo2", "mixtral"], "gpt2"))
 def test_processes_of_decoders_without_one_call_answer_as_one(
     name: str, tmp_path: Path, families: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also in stages, where every step is cut into micro-batches of three rows."""
+    cuts = cut_every_step(monkeypatch)
     monkeypatch.setitem(families.BASE, "vocab_size", 2048)  # of the tokenizer
     families.write_checkpoint(name, tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(resolve("demo") / file, tmp_path)
     found = []
-    for tensor in (1, 2):
-        config = ModelConfig(
-            source=str(tmp_path), threads=1, dtype="float32", max_model_len=96, parallel=ParallelConfig(tensor=tensor)
-        )
+    for tensor, pipeline in ((1, 1), (2, 1), (1, 2)):
+        parallel = ParallelConfig(tensor=tensor, pipeline=pipeline)
+        config = ModelConfig(source=str(tmp_path), threads=1, dtype="float32", max_model_len=96, parallel=parallel)
         engine = create_backend("tiny", config, lambda *_: None)
         try:
+            assert engine.info.keeps_rows
             found.append([answer.tokens() for answer in run(engine, *requests("", [""]))])
         finally:
             engine.close()
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
+    assert max(map(len, cuts)) > 3
 
 
 @pytest.mark.soak

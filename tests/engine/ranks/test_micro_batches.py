@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +13,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.ranks.test_shares import configured
+from tests.adapters import ATTENTION, write_adapter
+from tests.engine.ranks.test_shares import NAMES, Others, configured
+from tests.tiers import examples
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from inferd.checkpoints.adapter import read_adapter
+from inferd.engine.adapters import load_adapter
 from inferd.engine.model.divided import DividedDecoder
-from inferd.engine.model.load import load_model
+from inferd.engine.model.load import Decoder, load_model
 from inferd.engine.model.pipe import micro_batches
 from inferd.engine.model.share import Share
 from inferd.engine.ranks.cut import READ_ROWS, cuts
 from inferd.engine.ranks.rank import cache_of, load_share
 from inferd.engine.runner import Runner
 from inferd.native.attention import FlatBatch
+from inferd.native.low_rank import AdapterRows, LoadedAdapter
 
 CPU = torch.device("cpu")
 BLOCKS_EACH, BLOCK = 3, 16  # of a sequence, and of its tokens
@@ -96,26 +100,38 @@ def test_micro_batches_are_the_rows_of_a_step_in_order(
     assert wanted is None or needed == wanted
 
 
-class Group:
-    """The ranks of a pipeline as threads, beside one process with the whole model."""
+class Ranks:
+    """The ranks of a replica as threads; one rank is a process with the whole model. Some rows use an adapter."""
 
-    def __init__(self, folder: Path, stages: int, **options: Any) -> None:
-        config = msgspec.structs.replace(configured(1, stages, **options), hang_timeout_s=60)
-        whole = load_model(folder, dtype=config.dtype, device=CPU, quantization=config.quantization)
-        assert isinstance(whole, DividedDecoder)
-        self.alone = Runner(whole, cache_of(whole, config, 4 * BLOCKS_EACH), "auto", CPU)
+    def __init__(self, folder: Path, tensor: int, stages: int, adapter: Path | None, **options: Any) -> None:
+        config = msgspec.structs.replace(configured(tensor, stages, **options), hang_timeout_s=60)
+        count = tensor * stages
         self._store = HashStore()
-        self._pool = ThreadPoolExecutor(stages)
+        self._pool = ThreadPoolExecutor(count)
+        self._adapters: dict[Runner, LoadedAdapter] = {}
 
         def rank(number: int) -> Runner:
-            decoder, peers = load_share(folder, config, Share(number, 1, stages), self._store, None)
-            peers.join()
-            return Runner(decoder, cache_of(decoder, config, 4 * BLOCKS_EACH), "auto", CPU)
+            decoder: Decoder
+            if count == 1:
+                decoder = load_model(folder, dtype=config.dtype, device=CPU, quantization=config.quantization)
+            else:
+                decoder, peers = load_share(folder, config, Share(number, tensor, stages), self._store, None)
+                peers.join()
+            assert isinstance(decoder, DividedDecoder)
+            runner = Runner(decoder, cache_of(decoder, config, 4 * BLOCKS_EACH), "auto", CPU)
+            if adapter is not None:
+                files, others = read_adapter(adapter, decoder.config), Others(decoder.share)
+                self._adapters[runner] = load_adapter("a", files, decoder, CPU, b"a", others)  # type: ignore[arg-type]
+            return runner
 
-        self.ranks = list(self._pool.map(rank, range(stages)))
+        self.ranks = list(self._pool.map(rank, range(count)))
 
-    def compute(self, batch: FlatBatch) -> Tensor:
+    def compute(self, parts: list[Part], wanted: list[int] | None = None, cut: list[int] | None = None) -> Tensor:
         def one(runner: Runner) -> Tensor:
+            batch = batch_of(parts, wanted, cut)
+            if runner in self._adapters:
+                of = torch.arange(len(batch.token_ids), dtype=torch.int32) % 2 - 1
+                batch.adapters = AdapterRows([self._adapters[runner]], of)
             with torch.inference_mode():
                 return runner.compute(batch)
 
@@ -126,51 +142,57 @@ class Group:
         self._pool.shutdown()
 
 
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory, families: ModuleType) -> Iterator[Callable[..., Group]]:
-    made: dict[str, Group] = {}
-
-    def of(name: str, stages: int, **options: Any) -> Group:
-        key = f"{name} {stages} {options}"
-        if key not in made:
-            folder = tmp_path_factory.mktemp(name)
-            families.write_checkpoint(name, folder)
-            made[key] = Group(folder, stages, **options)
-        return made[key]
-
-    yield of
-    for each in made.values():
-        each.close()
+INT8 = {"dtype": "bfloat16", "quantization": "int8"}
 
 
 @pytest.mark.parametrize(
-    ("name", "stages", "options"),
+    ("name", "layout", "options"),
     [
-        ("qwen3", 2, {}),
-        ("gemma2", 3, {"dtype": "bfloat16"}),
-        ("qwen3", 3, {"dtype": "bfloat16", "quantization": "int8"}),
+        ("qwen3", (1, 2), {}),
+        ("gemma2", (1, 3), {"dtype": "bfloat16"}),
+        ("qwen3", (1, 3), INT8),
+        ("qwen3-moe", (1, 3), {}),
+        ("mixtral", (2, 2), {"is_adapted": True}),
+        ("gpt-neo", (2, 2), {}),
+        ("olmo2", (2, 2), INT8),
+        *(
+            pytest.param(name, layout, options, marks=pytest.mark.thorough)
+            for name in NAMES
+            for layout, options in (((1, 2), {}), ((1, 3), {"dtype": "bfloat16"}), ((2, 2), INT8))
+        ),
     ],
 )
-def test_any_cut_of_any_step_gives_the_bits_of_one_process(
-    name: str, stages: int, options: dict[str, Any], group: Callable[..., Group]
+def test_any_cut_of_any_step_gives_the_bits_of_the_whole_step(
+    name: str, layout: tuple[int, int], options: dict[str, Any], tmp_path: Path, families: ModuleType
 ) -> None:
-    ranks = group(name, stages, **options)
+    """Those of one process, where sums are not divided (docs/parallel.md); elsewhere of ranks that do not cut."""
+    tensor, stages = layout
+    is_adapted, options = "is_adapted" in options, {key: options[key] for key in options if key != "is_adapted"}
+    families.write_checkpoint(name, tmp_path / "base")
+    adapter = None
+    if is_adapted:
+        adapter = write_adapter(tmp_path / "adapter", tmp_path / "base", targets=ATTENTION)
+    has_own_bits = tensor > 1 and "quantization" not in options
+    whole = Ranks(tmp_path / "base", *(layout if has_own_bits else (1, 1)), adapter, **options)
+    ranks = Ranks(tmp_path / "base", tensor, stages, adapter, **options)
     assert all(runner.keeps_rows for runner in ranks.ranks)
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples(12))
     @given(steps())
     def law(step: tuple[list[Part], list[Part], list[int] | None, list[int]]) -> None:
         before, parts, wanted, cut = step
-        with torch.inference_mode():
-            if before:
-                ranks.alone.compute(batch_of(before))
-                ranks.compute(batch_of(before))
-            expected = ranks.alone.compute(batch_of(parts, wanted))
-        found = ranks.compute(batch_of(parts, wanted, cut))
-        assert torch.equal(found.isnan(), expected.isnan()), "rows that are not needed"
-        assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+        if before:
+            whole.compute(before)
+            ranks.compute(before)
+        expected, found = whole.compute(parts, wanted), ranks.compute(parts, wanted, cut)
+        needed = slice(None) if wanted is None else wanted
+        assert torch.equal(found[needed], expected[needed])
 
-    law()
+    try:
+        law()
+    finally:
+        whole.close()
+        ranks.close()
 
 
 def turns(rows: int, stages: int, count: int) -> float:
@@ -188,11 +210,3 @@ def test_steps_are_cut_where_it_pays(rows: int, stages: int) -> None:
     assert min(sizes) >= min(READ_ROWS, rows)
     if stages == 1:
         assert not found
-
-
-def test_steps_are_not_cut_where_rows_may_lose_their_bits(tmp_path: Path, families: ModuleType) -> None:
-    """GPT-2's activations are torch's."""
-    families.write_checkpoint("gpt2", tmp_path)
-    ranks = Group(tmp_path, 2)
-    assert not any(runner.keeps_rows for runner in ranks.ranks)
-    ranks.close()

@@ -288,27 +288,16 @@ def test_forms_of_wide_models_have_the_bits_of_one_process(
     check_integers(name, tmp_path, families, quantization=quantization, dtype=dtype)
 
 
-def test_activations_of_torch_may_differ_in_the_last_bit(
-    tmp_path: Path, families: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those at the end of a tensor are computed otherwise, and a rank's tensor ends elsewhere."""
-    monkeypatch.setattr(forms, "NARROW", 0)
-    families.write_checkpoint("gpt-neo", tmp_path, intermediate_size=40)
-    ids, logits = alone(tmp_path, configured(1, 1, quantization="int8"))
-    found_ids, found, _ = divided(tmp_path, configured(2, 1, quantization="int8"))
-    assert found_ids == ids
-    assert float((found - logits).abs().max()) <= 1e-6 * float(logits.abs().max())
-
-
-@pytest.mark.parametrize("name", ["mixtral", "gemma2"])
+# Of GPT-Neo's 80 inner columns a rank has 40, which fill no whole number of vectors.
+@pytest.mark.parametrize(("name", "dtype"), [("mixtral", "bfloat16"), ("gemma2", "bfloat16"), ("gpt-neo", "float32")])
 def test_numbers_differ_by_the_order_of_their_sums_alone(
-    name: str, tmp_path: Path, families: ModuleType, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: str, tmp_path: Path, families: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Divided as integers are, they have the bits of one process too: also where a router chooses experts."""
     monkeypatch.setattr(Share, "dividing", lambda self, *_: replace(self, by_outputs=self.tensor > 1))
     families.write_checkpoint(name, tmp_path)
-    ids, logits = alone(tmp_path, configured(1, 1, dtype="bfloat16"))
-    found_ids, found, _ = divided(tmp_path, configured(2, 2, dtype="bfloat16"))
+    ids, logits = alone(tmp_path, configured(1, 1, dtype=dtype))
+    found_ids, found, _ = divided(tmp_path, configured(2, 2, dtype=dtype))
     assert found_ids == ids
     assert torch.equal(found, logits)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -117,6 +118,17 @@ class DividedDecoder(ABC):
 
         ``entering`` [n, T, H]: what the stage before made of the batch; None: this is the first.
         """
+
+    @abstractmethod
+    def products(self) -> Iterator[ops.Linear]:
+        """The products of this rank's layers."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a row has the same bits in any batch, where the attention gives it the same bits: every product is
+        the kernels'. Torch's sums depend on the number of rows."""
+        head = [] if self._head is None else [self._head]
+        return all(linear.described is not None for linear in (*self.products(), *head))
 
     def _count(self, weights: Weights) -> None:
         """Take over the counts, when all weights were read."""

@@ -5,7 +5,9 @@ Sources: Radford et al. 2019, Black et al. 2021 and 2022.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -77,6 +79,10 @@ _NAMES = {
 }
 
 
+_FUSED: Final = {"gelu": "gelu", **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")}
+"""Activations that the kernels apply to the sums of a product."""
+
+
 class _Norm:
     __slots__ = ("bias", "eps", "weight")
 
@@ -137,16 +143,10 @@ class _Layer:
         return x + self._feed_forward(self.norm_2(x))
 
     def _feed_forward(self, h: Tensor) -> Tensor:
-        h = self.up(h)
-        match self.config.activation:
-            case "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast":
-                h = F.gelu(h, approximate="tanh")
-            case "relu":
-                h = F.relu(h)
-            case "silu":
-                h = F.silu(h)
-            case _:
-                h = F.gelu(h)
+        kind = self.config.activation
+        h = self.up(h, activation=_FUSED.get(kind, ""))
+        if kind not in _FUSED:
+            h = F.relu(h) if kind == "relu" else F.silu(h)
         return self._joined.outputs(self.down(self._joined.inputs(h), self._joined.format), h.dtype)
 
     def _attend(self, h: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:
@@ -204,6 +204,15 @@ class GPTDecoder(DividedDecoder):
         self._layers = [_Layer(part, names, weights, i, table, joined, first) for i in range(part.num_layers)]
         self._norm = _Norm(weights, names.final_norm, width, config.norm_eps) if share.is_last else None
         self._count(weights)
+
+    def products(self) -> Iterator[ops.Linear]:
+        for layer in self._layers:
+            yield from (layer.qkv, layer.out, layer.up, layer.down)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Not with torch's SiLU, which computes the end of a tensor otherwise."""
+        return super().keeps_rows and self.config.activation != "silu"
 
     def forward(self, batch: FlatBatch, attention: Attention, entering: Tensor | None = None) -> Tensor:
         """``entering``, and the result of a stage that is not the last: [1, T, H]."""

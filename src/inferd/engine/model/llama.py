@@ -7,8 +7,9 @@ with the norm that follows it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inferd.checkpoints.adapter import DOWN, GATE_UP, OUT, QKV
@@ -60,6 +61,9 @@ class FeedForward:
         self.down = merge(weights, [(f"{at}.down_proj", outputs)], inputs, bias=biased)
         self.gate = GATES[config.activation]
 
+    def products(self) -> Iterator[ops.Linear]:
+        yield from (self.gate_up, self.down)
+
     def __call__(self, x: Tensor, adapted: Adapted) -> Tensor:
         inner = self._joined.inputs(ops.gate_and_mul(adapted(GATE_UP, self.gate_up, x), self.gate))
         return self._joined.outputs(adapted(DOWN, self.down, inner, self._joined.format), x.dtype)
@@ -80,7 +84,7 @@ class Experts:
         else:
             names = ("gate_proj", "up_proj", "down_proj")
         self._outputs, inputs = joined.shape(hidden, wide)  # of this rank's part of ``down``
-        self.router = weights.read(f"{at}.gate.weight", moe.num_experts, hidden)
+        self.router = product(weights, [(f"{at}.gate.weight", (moe.num_experts, hidden))], hidden)
         self.gate_up: list[ops.Linear] = []
         self.down: list[ops.Linear] = []
         for i in range(moe.num_experts):
@@ -88,9 +92,13 @@ class Experts:
             self.gate_up.append(merge(weights, [(gate, wide), (up, wide)], hidden, bias=False))
             self.down.append(merge(weights, [(down, self._outputs)], inputs, bias=False))
 
+    def products(self) -> Iterator[ops.Linear]:
+        yield from (self.router, *self.gate_up, *self.down)
+
     def __call__(self, x: Tensor, adapted: Adapted) -> Tensor:
         """Adapters change no expert: they are refused at load (``checkpoints.adapter``)."""
-        shares = F.linear(x, self.router).float().softmax(-1)
+        # A product of the kernels, so that the same experts are chosen in any batch. Not rounded before the choice.
+        shares = self.router(x, torch.float32).softmax(-1)
         share, chosen = shares.topk(self.moe.top_k, dim=-1)  # [T, k]
         if self.moe.renormalise:
             share = share / share.sum(-1, keepdim=True)
@@ -176,6 +184,9 @@ class Layer:
             if moe is None
             else Experts(config, moe, weights, f"{at}.mlp", joined)
         )
+
+    def products(self) -> Iterator[ops.Linear]:
+        yield from (self.qkv, self.out, *self.feed_forward.products())
 
     def __call__(
         self, branch: Tensor | None, residual: Tensor, batch: FlatBatch, attention: Attention
@@ -308,6 +319,10 @@ class LlamaDecoder(DividedDecoder):
         if self.share.is_last:
             return ops.add_rms_norm(branch, residual, self.norm, self.config.norm_eps)[0]
         return torch.stack((branch, residual))
+
+    def products(self) -> Iterator[ops.Linear]:
+        for layer in self.layers:
+            yield from layer.products()
 
     @property
     def norm_dtype(self) -> torch.dtype:

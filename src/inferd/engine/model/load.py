@@ -42,6 +42,11 @@ class Decoder(Protocol):
     quantization: str  # what products are computed with: none, int8, int4/64+int8
     pipe: Pipe | None  # between the stages of a divided model
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a row has the same bits in any batch, where the attention gives it the same bits."""
+        ...
+
     def forward(self, batch: FlatBatch, attention: Attention, entering: Tensor | None = None) -> Tensor:
         """Hidden states [T, hidden] of the batch's rows, after the final norm. ``entering``: see DividedDecoder."""
         ...

@@ -101,7 +101,7 @@ class Lead:
         self._losing = threading.Lock()
         self._has_loaded = threading.Event()
         self._waits_for: int | None = None  # the rank, while the model loads
-        self._may_cut = False  # as the ranks say when they have met
+        self.keep_rows = False  # whether ``Runner.keeps_rows`` of all other ranks, which say it when they have met
         self._problems: dict[int, str] = {}  # of ranks that were killed while they loaded
         # Readable by this user alone; within ``far`` it is removed also where this process is killed.
         self.folder = Path(tempfile.mkdtemp(prefix="inferd-ranks-", dir=far or None))
@@ -269,14 +269,14 @@ class Lead:
         with self.together():
             self.peers.join()
             joined = [from_rank(connection) for connection in self._connections]
-            self._may_cut = all(isinstance(answer, Joined) and answer.keeps_rows for answer in joined)
+            self.keep_rows = all(isinstance(answer, Joined) and answer.keeps_rows for answer in joined)
         shutil.rmtree(self.folder)  # every rank has met the others
 
     # -- steps ------------------------------------------------------------------------------
 
     def cuts(self, num_rows: int) -> list[int]:
         """Where a step is cut into micro-batches for the stages."""
-        return cuts(num_rows, self.share.pipeline) if self._may_cut else []
+        return cuts(num_rows, self.share.pipeline)
 
     def plan(self, copies: list[tuple[int, int]], batch: FlatBatch) -> None:
         """Have every rank compute its part of the step."""
