@@ -117,8 +117,21 @@ def test_a_part_that_fails_does_not_make_the_other_parts_free(server: Running, d
     assert server.served().usage == Usage(4, 8)
 
 
-def test_a_tokenizers_call_is_a_request_without_tokens(server: Running, door: FakeDoor) -> None:
-    assert post(server, "/tokenize", {"prompt": "abc"}, **AUTH).headers["x-ratelimit-limit-requests"] == "10"
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "abc"}),
+        ("/detokenize", {"tokens": [1, 2]}),
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": HI}),
+        ("/v1/responses/input_tokens", {"model": "tiny", "input": "abc"}),
+        ("/api/chat", {"model": "tiny", "messages": []}),
+    ],
+)
+def test_a_call_that_computes_no_answer_is_a_request_without_tokens(
+    server: Running, door: FakeDoor, path: str, body: dict[str, Any]
+) -> None:
+    reply = post(server, path, body, **AUTH)
+    assert (reply.status_code, reply.headers["x-ratelimit-limit-requests"]) == (200, "10"), reply.text
     permit = permit_of(door)
     assert (permit.reserved, permit.settled) == ((0, 0), [(None, "done")])
 

@@ -314,6 +314,12 @@ EQUIVALENT: Final = (
         "or size >= connection.max_frame",
         "A body of exactly one frame is the same frame by either way.",
     ),
+    Equivalent(
+        "observe/payloads/whole.py",
+        "return isinstance(value, list) and any(_has(one, names, depth + 1) for one in value)",
+        "return isinstance(value, list) and any(_has(one, names, (depth - 1)) for one in value)",
+        "What is searched was walked before, and is refused where it is deeper than the bound.",
+    ),
 )
 
 

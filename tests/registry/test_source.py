@@ -16,7 +16,7 @@ import pytest
 
 from inferd import models
 from inferd.errors import ModelLoadError
-from inferd.registry.hub import ALLOWED, IGNORED, cached
+from inferd.registry.hub import ALLOWED, IGNORED, _bar_class, cached
 from inferd.registry.source import check_folder, is_remote, resolve
 
 SHA = "a" * 40
@@ -224,6 +224,23 @@ def test_a_hub_id_is_downloaded_once_without_pickles_or_code(hub: str, tmp_path:
     # From the cache when the hub does not answer.
     again = asked("http://127.0.0.1:1", "org/tiny", tmp_path)
     assert again["folder"] == str(folder)
+
+
+def test_the_progress_of_a_download_is_the_bytes_that_are_there_and_never_more_than_all() -> None:
+    """As the client library counts: files, the bytes that came, and the bytes that were written."""
+    told: list[tuple[str, int, int]] = []
+    bar = _bar_class(lambda *seen: told.append(seen))
+    files = bar(total=3, unit="it")
+    files.update(2)
+    received = bar(total=0, unit="B", initial=40)  # an earlier download left them
+    received.update(0)
+    assert told == [], "how many bytes there are is not known yet"
+    received.total = 100
+    received.refresh()
+    received.update(30)
+    bar(total=80, unit="B", name="written").update(20)
+    received.update(31)
+    assert told == [("download", done, 100) for done in (40, 70, 70, 100)]
 
 
 def test_of_a_sentence_encoder_the_folders_that_say_how_it_pools_are_downloaded_too() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -12,7 +14,9 @@ from tests.remote.fault_server import FaultServer, Talk, completion
 from tests.worker.watching import routing, until
 
 from inferd.config import BreakerConfig, Config, ModelConfig, RemoteConfig, RoutingConfig
-from inferd.router.hints import MAX_KEYS, Hints, ModelHints
+from inferd.router.choosing.suspects import Suspects
+from inferd.router.hints import MAX_KEYS, Hints, ModelHints, adopt_hints, hints_of, num_hints
+from inferd.router.pool import Pool
 from inferd.router.router import Router
 from inferd.router.stream import open_stream
 from inferd.types import Relay, Request
@@ -154,3 +158,54 @@ def test_a_server_that_fails_at_one_is_tried_last_by_the_other_and_never_exclude
             await ask(two, text, "all are suspected")
 
     asyncio.run(scenario())
+
+
+class Prompts:
+    """The prompts of a model whose server received more of them than an exchange may tell."""
+
+    def __init__(self) -> None:
+        self.elsewhere: list[tuple[int, list[int]]] = []
+
+    def take_recent(self, most: int) -> dict[str, list[int]]:
+        return {"server0": list(range(most))}
+
+    def received_elsewhere(self, index: int, keys: list[int]) -> None:
+        self.elsewhere.append((index, keys))
+
+
+def pools_of(num_remotes: Mapping[str, int], num_local: int = 0) -> dict[str, SimpleNamespace]:
+    """Models with so many servers, named ``server0`` and so on."""
+    pools = {}
+    for name, count in num_remotes.items():
+        remotes = [SimpleNamespace(identity=f"server{i}", index=i, is_suspect=i == 1) for i in range(count)]
+        fleet = SimpleNamespace(
+            has_remotes=count > 0,
+            num_members=count + num_local,
+            remotes=remotes,
+            health=SimpleNamespace(suspects=Suspects()),
+        )
+        pools[name] = SimpleNamespace(fleet=fleet, placement=Prompts())
+    return pools
+
+
+def test_the_models_of_an_exchange_share_its_bound_and_those_without_a_choice_of_servers_tell_nothing() -> None:
+    shared = hints_of(cast("Mapping[str, Pool]", pools_of({"a": 2, "alone": 1, "b": 3})))
+    assert {name: num_hints({name: told}) for name, told in shared.items()} == {
+        "a": MAX_KEYS // 2 + 1,
+        "b": MAX_KEYS // 2 + 1,
+    }
+    assert num_hints(shared) == MAX_KEYS + 2, "the keys of both, and a suspect each"
+    assert hints_of(cast("Mapping[str, Pool]", pools_of({"local": 0}, num_local=2))) == {}
+    assert num_hints({}) == 0
+
+
+def test_of_what_another_gateway_told_all_is_counted_that_is_about_servers_of_this_one() -> None:
+    pools = pools_of({"m": 2})
+    told = {
+        "unknown": ModelHints({"server0": bytes(8)}, ["server0"]),
+        "m": ModelHints({"elsewhere": bytes(16), "server1": bytes([7, *bytes(7), 1, 2, 3])}, ["elsewhere", "server1"]),
+    }
+    assert adopt_hints(cast("Mapping[str, Pool]", pools), "other", told, 1.0) == 2
+    assert pools["m"].placement.elsewhere == [(1, [7])], "what is left of a key is none"
+    assert pools["m"].fleet.health.suspects.now(1.0) == {"server1"}
+    assert num_hints(told) == 1 + 1 + 2 + 1 + 2

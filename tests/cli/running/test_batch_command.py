@@ -361,6 +361,15 @@ def test_an_output_keeps_its_values_and_its_shape(shape: list[int], is_flat: boo
         assert np.shape(found) == tuple(shape)
 
 
+@pytest.mark.parametrize(
+    ("shape", "cell"), [((-1,), 5.0), ((-1, 1, 1), 5.0), ((-1, 1, -1), "[[5.0]]"), ((-1, -1, 1), "[[5.0]]")]
+)
+def test_the_cells_of_an_output_are_numbers_if_every_row_has_one(shape: tuple[int, ...], cell: object) -> None:
+    """Whether another row of a size that is free has one value too is not known."""
+    answer = {"name": "y", "datatype": "FP32", "shape": [1] * len(shape), "data": [5.0]}
+    assert output_cells({"outputs": [answer]}, [TensorMetadata("y", "FP32", shape)]) == [cell]
+
+
 def test_outputs_are_columns_of_their_types_in_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     outputs = (
