@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+from tests.router.virtual_loop import VirtualLoop
 
 from inferd.app.hint_exchange import HintExchange
 from inferd.events import Event, HintsExchanged
@@ -50,7 +51,9 @@ def test_hints_are_counted_by_what_became_of_them() -> None:
 
     async def scenario() -> None:
         table.heard = [Heard("one", msgspec.msgpack.encode(TOLD), num_missed=5), Heard("two", b"of a later version")]
+        began = asyncio.get_running_loop().time()
         await exchange.exchange()
+        assert asyncio.get_running_loop().time() == began, "other tasks get a turn, and no time"
         first = HintReport(sent=4, received=3, unknown=1, used=2, stale=5, unreadable=1)
         assert exchange.report == first
         assert events == [HintsExchanged(counts=msgspec.structs.asdict(first))]
@@ -61,7 +64,8 @@ def test_hints_are_counted_by_what_became_of_them() -> None:
         await exchange.exchange()
         assert exchange.report == msgspec.structs.replace(first, sent=8)
 
-    asyncio.run(scenario())
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(scenario())
 
 
 def test_every_count_of_the_report_is_a_result_of_the_metric() -> None:

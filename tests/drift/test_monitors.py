@@ -128,6 +128,18 @@ def test_the_first_requests_are_the_reference_and_later_ones_are_compared(start:
     assert not told_as[-1]
 
 
+@pytest.mark.parametrize(("labelled", "state"), [(4, "watching"), (2, "collecting")])
+def test_what_half_of_the_first_requests_have_is_in_the_reference(
+    start: Callable[[], Server], labelled: int, state: str
+) -> None:
+    """Also where a window is as long as all of them. ``labelled``: of five requests."""
+    server = start()
+    server.monitors.configure(config("1", window=1000), {})
+    for number in range(1000 + BATCH):
+        server.monitors.ended(answered("cat" if number % 5 < labelled else ""))
+    assert server.state_of() == state
+
+
 def test_a_report_has_the_earlier_windows_the_shares_of_values_and_when_drift_began(
     start: Callable[[], Server],
 ) -> None:

@@ -238,15 +238,19 @@ def test_with_a_cache_of_bytes_an_answer_does_not_depend_on_its_company_either(b
 
 def test_a_cached_prompt_is_reported_and_answers_the_same(build: Build) -> None:
     engine = build()
-    first, second = (run(engine, make_request(name, PROMPTS[4]))[0] for name in "ab")
-    assert first.end is not None
-    assert second.end is not None
-    assert first.end.usage.cached_tokens == 0
-    assert second.end.usage.cached_tokens == 36
-    assert first.tokens() == second.tokens()
-    salted = run(engine, make_request("c", PROMPTS[4], cache_salt="other"))[0]
-    assert salted.end is not None
-    assert salted.end.usage.cached_tokens == 0
+    requests = [
+        make_request("a", PROMPTS[4]),
+        make_request("b", PROMPTS[4]),
+        make_request("salted", PROMPTS[4], cache_salt="other"),
+        make_request("several", PROMPTS[4], temperature=1.0, n=3),
+    ]
+    answers = [run(engine, request)[0] for request in requests]
+    assert answers[0].tokens() == answers[1].tokens()
+    for answer, cached in zip(answers, (0, 36, 0, 36), strict=True):
+        assert answer.end is not None
+        assert answer.report is not None
+        assert answer.end.usage.cached_tokens == answer.report.cached_tokens == cached
+        assert answer.end.usage.prompt_tokens == answer.report.num_tokens == 40
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 8])

@@ -242,7 +242,9 @@ def test_reports_become_evidence_of_a_version(recorded: Recorded, capsys: pytest
     }
     capsys.readouterr()
     assert main(["replay", *words[:-1], "digits@77"]) == 1
-    assert "digits has no version, alias or stage '77'" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "digits has no version, alias or stage '77'" in said.err
+    assert said.out == "", "nothing was asked"
 
 
 def test_a_model_that_is_not_there_is_named(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from inferd.gateway.operations import CHAT, PREDICT
 from inferd.observe.traces.conventions import PARTS, TABLE
 from inferd.observe.traces.otlp import Doubles, Integers, attribute, context_fields, span_field
 from inferd.observe.traces.spans import spans_of
-from inferd.types import End, EngineTimes, Routing, Timings, Usage
+from inferd.types import End, EngineTimes, HandOver, Routing, Timings, Usage
 
 TRACE_ID, SPAN_ID, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "b7ad6b7169203331"
 
@@ -179,3 +180,50 @@ def test_times_are_nanoseconds(seconds: float) -> None:
     context = context_fields(bytes.fromhex(TRACE_ID), "", 1)
     (span,) = read([span_field(context, bytes.fromhex(SPAN_ID), 1, seconds, math.nextafter(seconds, 2e9), b"")])
     assert abs(span.start_time_unix_nano - round(seconds * 1e9)) <= 1
+
+
+def stages_of(timings: Timings, **routing: float) -> dict[str, tuple[float, float]]:
+    """By their names, of a call of ten seconds that was received after one and submitted after two."""
+    way = Routing(load_s=routing.get("load_s", 0.0), lost_s=routing.get("lost_s", 0.0))
+    if "hand_over_s" in routing:
+        way = msgspec.structs.replace(way, hand_over=HandOver("", seconds=routing["hand_over_s"]))
+    event = HttpServed(
+        request_id="r", method="POST", route="/a", operation=CHAT, status=200, duration_s=10.0, received_s=1.0,
+        submitted_s=2.0, timings=timings, end=End("done", timings=timings, routing=way),
+        trace=f"00-{TRACE_ID}-{SPAN_ID}-01",
+    )  # fmt: skip
+    spans = read(spans_of(event, 0.0))[1:]
+    return {span.name: (span.start_time_unix_nano / 1e9, span.end_time_unix_nano / 1e9) for span in spans}
+
+
+def test_the_stages_of_a_call_follow_each_other_and_none_is_longer_than_what_is_left() -> None:
+    before = {"receive": (0.0, 1.0), "admission": (1.0, 2.0)}
+    whole = Timings(dispatched=4.0, tokenized=6.0, scheduled=7.0, first_token=8.0, finished=9.0)
+    assert stages_of(whole, load_s=1.0, lost_s=0.5, hand_over_s=0.5) == before | {
+        "load_wait": (2.0, 3.0),
+        "queue": (3.0, 4.0),
+        "lost_attempts": (4.0, 4.5),
+        "hand_over": (4.5, 5.0),
+        "tokenize": (5.0, 6.0),
+        "schedule_wait": (6.0, 7.0),
+        "prefill": (7.0, 8.0),
+        "decode": (8.0, 9.0),
+        "send": (9.0, 10.0),
+    }
+    assert stages_of(whole, load_s=99.0, lost_s=99.0) == before | {
+        "load_wait": (2.0, 4.0),
+        "lost_attempts": (4.0, 9.0),
+        "send": (9.0, 10.0),
+    }
+    assert stages_of(whole, lost_s=1.0, hand_over_s=99.0) == before | {
+        "queue": (2.0, 4.0),
+        "lost_attempts": (4.0, 5.0),
+        "hand_over": (5.0, 9.0),
+        "send": (9.0, 10.0),
+    }
+    assert stages_of(Timings(dispatched=4.0, tokenized=6.0)) == before | {
+        "queue": (2.0, 4.0),
+        "tokenize": (4.0, 6.0),
+        "schedule_wait": (6.0, 10.0),
+    }
+    assert stages_of(Timings(), load_s=3.0) == before | {"load_wait": (2.0, 5.0), "queue": (5.0, 10.0)}
