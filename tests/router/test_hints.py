@@ -14,6 +14,7 @@ from tests.remote.fault_server import FaultServer, Talk, completion
 from tests.worker.watching import routing, until
 
 from inferd.config import BreakerConfig, Config, ModelConfig, RemoteConfig, RoutingConfig
+from inferd.router.choosing.affinity import prefixes, relayed_text
 from inferd.router.choosing.suspects import Suspects
 from inferd.router.hints import MAX_KEYS, Hints, ModelHints, adopt_hints, hints_of, num_hints
 from inferd.router.pool import Pool
@@ -110,6 +111,21 @@ def test_what_a_server_received_elsewhere_is_preferred_by_hints_alone() -> None:
             assert await where(two, servers, text, "fourth") == other
             assert two.num_by_hints() == 1, "what is known is no news"
             assert one.hints() == {}, "prompts are told once"
+
+    asyncio.run(scenario())
+
+
+def test_the_latest_prompts_are_told_each_key_once_and_what_does_not_fit_never() -> None:
+    async def scenario() -> None:
+        async with pair(2) as ((one, _), _):
+            for number, text in enumerate(("first " * 600, "second " * 600, "second " * 600)):
+                await ask(one, text, f"n{number}")
+            body = msgspec.json.encode({"messages": [{"role": "user", "content": "second " * 600}]})
+            keys = prefixes("t", relayed_text(body))
+            placement = one._pools["m"].placement
+            assert len(keys) > 12
+            assert list(placement.take_recent(12).values()) == [keys[:12]]
+            assert placement.take_recent(12) == {}
 
     asyncio.run(scenario())
 

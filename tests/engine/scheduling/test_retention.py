@@ -121,3 +121,33 @@ def test_a_large_cache_follows_a_sample_of_keys() -> None:
         retention.asked(key(number))
     seen = sum(map(sum, retention._reused))
     assert 1 <= seen <= 60  # about one in 512
+
+
+def test_every_release_is_counted_once_at_the_age_of_its_reuse_or_as_never_reused() -> None:
+    """A cache of 64 blocks: every key is followed for 1,024 releases, and the table is fitted once in 1,024."""
+    retention = Retention(64)
+    for number in range(100):
+        retention.released([(key(number), 1)])
+    for number in (99, 95, 0, 0, 500):  # ages of 0, 4 and 99 releases; the others are not followed
+        retention.asked(key(number))
+    retention.released([(key(99), 2)])
+    retention.asked(key(99))
+    expected = [[0.0] * AGES for _ in range(MOST_USES)]
+    for uses, age in ((1, 0), (1, 1), (1, 5), (2, 0)):
+        expected[uses - 1][age] += 1.0
+    assert retention._reused == expected
+    before = retention._worth
+    retention.released([(key(number), 1) for number in range(1000, 1000 + 922)])
+    assert retention._worth == before, "1,023 releases"
+    retention.released([(key(2000), 1)])
+    assert retention._worth != before
+    for number in range(3000, 3000 + 1024):
+        retention.released([(key(number), 1)])
+    left = [[0.0] * AGES for _ in range(MOST_USES)]
+    left[0][-1] = 97 + 923.0  # released up to 1,024, three of the first hundred were reused
+    kept = 1 - 1 / 64
+    assert retention._reused == [[number * kept * kept for number in row] for row in expected]
+    assert retention._left == [[number * kept for number in row] for row in left]
+    for age in range(1024):
+        left[0][(age // 4).bit_length()] += 1.0
+    assert retention._worth == worth_by_age([[number * kept for number in row] for row in expected], left)
