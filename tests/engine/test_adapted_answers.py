@@ -321,6 +321,7 @@ def _failure(state: Any) -> str:
         ({"r": 16}, r"has the shape \[8, [0-9]+\], but adapter_config.json gives it the rank 16"),
         ({"lora_alpha": "much"}, "lora_alpha is 'much'"),
         ({"target_modules": ["q_proj"]}, "which target_modules in adapter_config.json does not name"),
+        ({"exclude_modules": ["0.self_attn.v_proj"]}, r"has matrices of \S+\.0\.self_attn\.v_proj, which"),
         ({"target_modules": "(q_proj"}, "no regular expression"),
         ({"target_modules": "([a-z_.0-9]+)+!"}, "matching it could take for ever"),
         ({"rank_pattern": {".*" * 12 + "!": 8}}, "rank_pattern is .*: matching it could take for ever"),
@@ -424,6 +425,7 @@ def test_modules_are_named_as_peft_reads_them(target_modules: Any, tiny_model: P
         target_modules=target_modules,
         rank_pattern={"layers.1.self_attn.q_proj": 5},
         alpha_pattern={"v_proj": 3},
+        exclude_modules=["k_proj", "layers.9.self_attn.q_proj"],  # no other module than these
     )
     engine = load(tiny_model, {"x": folder})
     whole = load(merged(tiny_model, folder, tmp_path / "whole"), {})

@@ -138,6 +138,7 @@ class Server:
         """Take the batch that waits, and work on it to its end."""
         run = self.run(*await self.take())
         await run.go()
+        assert (run._num_in_flight, run._held_bytes) == (0, 0), "what was counted is given back"
         return await self.store.batch(TENANT, run.batch.id)
 
     def run(self, batch: Batch, lease: Lease) -> Run:

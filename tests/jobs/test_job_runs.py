@@ -117,6 +117,25 @@ async def test_requests_are_asked_while_answers_are_written(tmp_path: Path, monk
         assert disk.num_waits
 
 
+@in_loop
+async def test_no_more_bytes_of_lines_are_held_in_memory_than_may_be(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = lines(9)
+    monkeypatch.setattr(run_module, "MAX_AHEAD", 64)
+    monkeypatch.setattr(run_module, "MAX_HELD_BYTES", 3 * len(content.splitlines()[0]))
+    async with site.server() as server:
+        server.sender.is_open.clear()
+        await site.add(server, content)
+        work = asyncio.create_task(server.work())
+        async with asyncio.timeout(60):
+            while server.sender.at_work < 3:
+                await asyncio.sleep(0.001)
+        server.sender.is_open.set()
+        assert (await work).num_done == 9
+        assert server.sender.most_at_work == 3
+
+
 class OneByOne(Echo):
     """Answers one request after the other."""
 

@@ -122,13 +122,15 @@ def test_absent_values_are_missing_and_reasoning_has_its_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["The answer is", "The answer is ", [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]]
+    "content",
+    ["The answer is", "The answer is ", " ", [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]],
 )
 @pytest.mark.parametrize(
     "source",
     [
         CHATML.replace("m.content", "(m.content if m.content is string else m.content | map(attribute='text') | join)"),
         "{% for m in messages %}{{ m.role }}:{{ m.content | trim if m.content is string else m.content[-1].text }}</s>{% endfor %}",
+        "{{ (messages[-1].content if messages[-1].content is string else messages[-1].content[-1].text) | trim }}",
     ],
 )
 def test_the_final_message_is_continued_as_in_transformers(source: str, content: Any) -> None:
