@@ -149,12 +149,12 @@ def test_an_adapter_is_loaded_when_any_ready_replica_has_it_and_its_failure_is_t
     async def scenario(replicas: Replicas, adapters: PoolAdapters) -> None:
         request = GenerateRequest(id="r", model="m", prompt=TextPrompt(text="hello"))
         first, second = (member.replica for member in replicas.locals)
-        assert adapters.bound(request, "one").adapter_identity == "", "no replica was asked for it yet"
+        assert adapters.bound(request, "one") == msgspec.structs.replace(request, adapter="one"), "none was asked yet"
         assert adapters.info(INFO, "one") is None
         replicas.tell(first, one=NO_FILES)
         replicas.tell(second, one=loaded("/one"))
-        bound = adapters.bound(request, "one")
-        assert (bound.adapter, bound.adapter_identity) == ("one", "id of /one")
+        expected = msgspec.structs.replace(request, adapter="one", adapter_identity="id of /one")
+        assert adapters.bound(request, "one") == expected
         with pytest.raises(InvalidRequest):
             adapters.bound(PredictRequest(id="r", model="m", dialect="v2", body=b"{}"), "one")
         replicas.num_using["one"] = 7
