@@ -168,14 +168,6 @@ def test_what_cannot_be_continued_is_refused(
     assert refusal.value.code == "invalid_value"
 
 
-def test_the_cached_tokens_of_an_answer_that_goes_on_are_those_of_its_prompt(workers: tuple[Engine, Engine]) -> None:
-    asked = request(0, {"temperature": 0.0, "ignore_eos": True, "max_tokens": 20}, "Hello")
-    so_far = Continuation(token_ids=tuple(ids_of(list(outputs(workers[0], asked)))[:16]), seed=1)
-    *_, last = outputs(workers[0], msgspec.structs.replace(asked, resumes=so_far))
-    assert last.end is not None
-    assert last.end.usage.cached_tokens == last.end.usage.prompt_tokens == 5
-
-
 @pytest.mark.parametrize("options", [{"n": 2}, {"best_of": 2}, {"use_beam_search": True}], ids="-".join)
 def test_choices_that_cannot_be_continued_report_no_seed(
     workers: tuple[Engine, Engine], options: dict[str, Any]

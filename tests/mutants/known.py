@@ -291,13 +291,11 @@ KNOWN: Final = (
         ),
     ),
     Known(
-        "tokens of an answer that goes on count as cached tokens of its prompt",
+        "the first part of an answer tells no cached tokens",
         "engine/generation.py",
-        "min(self.num_cached, num_prompt)",
-        "self.num_cached",
-        (
-            "tests/engine/test_continuation.py::test_the_cached_tokens_of_an_answer_that_goes_on_are_those_of_its_prompt",
-        ),
+        "            self.num_cached,\n            tuple(prepared.prompt_ids)",
+        "            0,\n            tuple(prepared.prompt_ids)",
+        ("tests/engine/test_engine.py::test_a_cached_prompt_is_reported_and_answers_the_same",),
     ),
     Known(
         "the best of several choices has the seed of an answer that can be continued",
