@@ -564,6 +564,32 @@ async def test_a_deleted_batch_takes_its_files_along(site: Site, tmp_path: Path)
 
 
 @in_loop
+async def test_a_deletion_whose_request_is_cancelled_is_erased(site: Site, tmp_path: Path, state_url: str) -> None:
+    if not state_url.startswith("sqlite"):
+        pytest.skip("PostgreSQL removes deleted rows by its vacuum")
+
+    def has_canary() -> bool:
+        return any(b"canary" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+    async with site.server() as server:
+        store, state = server.store, server.store._state
+        now = clock.wall()
+        made = StoredFile(id="file-1", tenant=TENANT, created_at=now, expires_at=now + 60, purpose="batch",
+                          filename="canary.jsonl", num_bytes=0, folder=store.folder.id)  # fmt: skip
+        await store.add_file(made)
+        await state.call(store._erasure.erase)  # as at the start of a server
+        assert has_canary()
+        deletion = asyncio.create_task(store.delete_file(TENANT, made.id))
+        await asyncio.sleep(0)
+        state.submit(lambda database: None).result(60)  # the row is deleted, and the loop has not heard of it
+        deletion.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await deletion
+        await state.call(store._erasure.erase)
+        assert not has_canary()
+
+
+@in_loop
 async def test_a_tenant_has_a_bounded_number_of_open_batches(tmp_path: Path, state_url: str) -> None:
     site = Site(tmp_path, state_url, max_open=2)
     async with site.server() as server:

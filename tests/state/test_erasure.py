@@ -22,7 +22,7 @@ class Journal:
     def erase(self) -> bool:
         self.num_asked += 1
         if self.deletes_meanwhile:
-            self._erasure.ask()
+            self._erasure.note_deletion()
         if self.is_gone:
             raise StateUnavailable("gone")
         return not self.is_read
@@ -48,7 +48,7 @@ def times(erasure: Erasure, journal: Journal) -> int:
 
 def test_it_is_erased_once_at_the_start_and_once_after_each_deletion(erasure: Erasure, journal: Journal) -> None:
     assert [times(erasure, journal), times(erasure, journal)] == [1, 0]
-    erasure.ask()
+    erasure.note_deletion()
     assert [times(erasure, journal), times(erasure, journal)] == [1, 0]
 
 

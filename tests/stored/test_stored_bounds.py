@@ -178,6 +178,31 @@ def test_deleted_text_is_in_no_file(open_store: Open, state_url: str, tmp_path: 
     asyncio.run(main())
 
 
+def test_a_deletion_whose_request_is_cancelled_is_erased(open_store: Open, state_url: str, tmp_path: Path) -> None:
+    if not state_url.startswith("sqlite"):
+        pytest.skip("PostgreSQL removes deleted rows by its vacuum")
+
+    def has_canary() -> bool:
+        return any(b"canary" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+    async def main() -> None:
+        async with open_store() as store:
+            response = made(given="a canary's song, " * 2000)
+            await store.put(response)
+            await store._state.call(store._erasure.erase)  # as at the start of a server
+            assert has_canary()
+            deletion = asyncio.create_task(store.delete("a", response.id))
+            await asyncio.sleep(0)
+            store._state.submit(lambda database: None).result(60)  # it is deleted, and the loop has not heard of it
+            deletion.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await deletion
+            await store._state.call(store._erasure.erase)  # as within a second
+            assert not has_canary()
+
+    asyncio.run(main())
+
+
 def test_a_chain_of_ten_thousand_is_read(open_store: Open) -> None:
     async def main() -> None:
         async with open_store() as store:

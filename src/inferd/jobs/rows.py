@@ -103,8 +103,9 @@ def forget_file(rows: Transaction, tenant: str, name: str) -> None:
     rows.execute("DELETE FROM files WHERE tenant = ? AND id = ?", (tenant, name))
 
 
-def remove_expired(rows: Transaction, folder: str, now: float, oldest: float, most: int) -> list[str]:
-    """Delete some rows of files and batches that are too old; returns the ids of the files in this folder."""
+def remove_expired(rows: Transaction, folder: str, now: float, oldest: float, most: int) -> tuple[list[str], bool]:
+    """Delete some rows of files and batches that are too old; returns the ids of the files in this folder, and whether
+    there were batches."""
     found = rows.rows(
         "SELECT tenant, id FROM files WHERE folder = ? AND expires_at <= ? AND NOT EXISTS (SELECT 1 FROM batches "
         "WHERE batches.tenant = files.tenant AND batches.input_file = files.id AND batches.ended_at IS NULL) "
@@ -113,8 +114,8 @@ def remove_expired(rows: Transaction, folder: str, now: float, oldest: float, mo
     )
     for tenant, name in found:
         forget_file(rows, str(tenant), str(name))
-    rows.execute("DELETE FROM batches WHERE ended_at <= ?", (oldest,))
-    return [str(name) for _, name in found]
+    has_batches = rows.execute("DELETE FROM batches WHERE ended_at <= ?", (oldest,)) > 0
+    return [str(name) for _, name in found], has_batches
 
 
 def without_row(rows: Transaction, names: list[str]) -> list[str]:

@@ -116,8 +116,7 @@ class JobStore:
 
     async def delete_file(self, tenant: str, name: str) -> None:
         """Raises StoredNotFound, InvalidRequest."""
-        file = await self._change(lambda found: rows.remove_file(found, tenant, name, clock.wall()))
-        self._erasure.ask()
+        file = await self._delete(lambda found: rows.remove_file(found, tenant, name, clock.wall()))
         if file.folder == self.folder.id:  # else the servers of the other folder sweep it
             await asyncio.to_thread(self.folder.delete, (file.id,))
 
@@ -160,8 +159,7 @@ class JobStore:
 
     async def delete_batch(self, tenant: str, name: str) -> None:
         """Delete a batch that has ended, with its input and results. Raises StoredNotFound, InvalidRequest."""
-        here = await self._change(lambda found: rows.remove_batch(found, tenant, name, self.folder.id))
-        self._erasure.ask()
+        here = await self._delete(lambda found: rows.remove_batch(found, tenant, name, self.folder.id))
         await asyncio.to_thread(self.folder.delete, here)
 
     async def cancel(self, tenant: str, name: str) -> Batch:
@@ -233,6 +231,7 @@ class JobStore:
             after = step(before)
             for name in [] if before.former is None else before.former.ids:
                 rows.forget_file(found, lease.tenant, name)
+                self._erasure.note_deletion()
             for file in files:
                 rows.insert_file(found, file)
             rows.write_batch(found, after, clock.wall())
@@ -260,13 +259,16 @@ class JobStore:
     async def sweep(self) -> None:
         """Delete what is too old, and what crashes left in the folder. Raises OSError as well."""
         folder, now = self.folder, clock.wall()
+
+        def remove(found: Transaction) -> list[str]:
+            names, has_batches = rows.remove_expired(found, folder.id, now, now - self.config.max_age_s, _SOME)
+            if names or has_batches:
+                self._erasure.note_deletion()
+            return names
+
         while True:
-            names = await self._change(
-                lambda found: rows.remove_expired(found, folder.id, now, now - self.config.max_age_s, _SOME)
-            )
+            names = await self._change(remove)
             await asyncio.to_thread(folder.delete, names)
-            if names:
-                self._erasure.ask()
             if len(names) < _SOME:
                 break
         owner = await self._change(lambda found: rows.owner(found, new_id("")))
@@ -303,6 +305,16 @@ class JobStore:
 
         await in_task()
         return await self._state.call(job)
+
+    async def _delete(self, work: Callable[[Transaction], T]) -> T:
+        """As ``_change``, for a work that deletes."""
+
+        def deleting(found: Transaction) -> T:
+            result = work(found)
+            self._erasure.note_deletion()
+            return result
+
+        return await self._change(deleting)
 
     def _count(self, database: Database) -> None:
         with database.reading() as transaction:

@@ -1,5 +1,7 @@
-"""Whether something was deleted that a database's journal may still have. Set in the event loop, read in the database's
-thread."""
+"""Whether something was deleted that a database's journal may still have.
+
+Used in the database's thread, by the transactions that delete: a request may end while it waits for its transaction.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ class Erasure:
     def __init__(self) -> None:
         self._is_due = True  # an earlier process may have deleted something
 
-    def ask(self) -> None:
-        """Something was deleted."""
+    def note_deletion(self) -> None:
+        """Something is deleted by this transaction."""
         self._is_due = True
 
     def erase(self, database: Database) -> None:

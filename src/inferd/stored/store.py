@@ -114,8 +114,7 @@ class DurableStore:
             if not responses.remove_response(rows, tenant, response_id):
                 raise refusals.unknown_response(response_id)
 
-        await self._change(work)
-        await self._erased()
+        await self._delete(work)
 
     # -- in the background ------------------------------------------------------------------
 
@@ -191,8 +190,7 @@ class DurableStore:
             if not conversations.remove_conversation(rows, tenant, conversation_id):
                 raise refusals.unknown_conversation(conversation_id)
 
-        await self._change(work)
-        await self._erased()
+        await self._delete(work)
 
     async def conversation_items(self, tenant: str, conversation_id: str) -> list[bytes]:
         limits = self._limits()
@@ -218,11 +216,9 @@ class DurableStore:
 
     async def delete_conversation_item(self, tenant: str, conversation_id: str, item_id: str) -> Conversation:
         limits = self._limits()
-        found = await self._change(
+        return await self._delete(
             lambda rows: conversations.remove_item(rows, tenant, conversation_id, item_id, limits)
         )
-        await self._erased()
-        return found
 
     # -- the database's thread --------------------------------------------------------------
 
@@ -240,13 +236,21 @@ class DurableStore:
     def _settle(self, rows: Transaction, tenant: str, kept: str, limits: Limits) -> None:
         num_deleted = bounds.settle(rows, tenant, limits, kept=kept)
         if num_deleted:
-            self._erasure.ask()
+            self._erasure.note_deletion()
             self._num_dropped += num_deleted
 
-    async def _erased(self) -> None:
-        """Erase what was deleted, or leave it to the next time where another process reads it."""
-        self._erasure.ask()
+    async def _delete(self, work: Callable[[Transaction], T]) -> T:
+        """As ``_change``, for a work that deletes: it is erased when this returns. It is erased by the next task of the
+        database's thread where another process reads the journal, or the request ends before."""
+
+        def deleting(rows: Transaction) -> T:
+            result = work(rows)
+            self._erasure.note_deletion()
+            return result
+
+        deleted = await self._change(deleting)
         await self._state.call(self._erasure.erase)
+        return deleted
 
     async def _change(self, work: Callable[[Transaction], T]) -> T:
         """Carry out a change; durable when it returns."""
@@ -313,7 +317,7 @@ class DurableStore:
                 num_deleted = bounds.remove_expired(transaction, limits)
             if not num_deleted:
                 return
-            self._erasure.ask()
+            self._erasure.note_deletion()
             self._tell_dropped("age", num_deleted)
 
     def _count(self, database: Database) -> None:
