@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from inferd.structured.names import Place
+from inferd.structured.names import Place, place_behind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -52,8 +52,8 @@ class Position(NamedTuple):
         """The position behind these tokens; None: they may not follow."""
         place = self.place
         if place is not None:
-            for token_id in tokens:
-                place = place.after(vocabulary.token_bytes(token_id))
+            for number, token_id in enumerate(tokens):
+                place = place_behind(place, token_id, vocabulary, self.matcher, tokens[:number])
                 if place is None:
                     return None
         matcher = self.matcher.deep_copy()

@@ -18,7 +18,7 @@ import numpy as np
 from inferd.errors import InferdError, InternalError, InvalidRequest
 from inferd.structured.check import TaggedValidator, Validator
 from inferd.structured.closing import Closing, Plan, Position
-from inferd.structured.names import Place
+from inferd.structured.names import Place, place_behind
 from inferd.structured.vocabulary import Tokens, Vocabulary
 from inferd.types import CallDelta
 
@@ -150,7 +150,7 @@ class Guide:
         """The answer goes on with this token. Whether the answer is complete: no other token may follow."""
         self._num_tokens += 1
         if not self._in_text or not self._grammar.quotes.is_unmarked[token_id]:
-            self.place = place = self.after(self.place, token_id)
+            self.place = place = self._behind(self.place, token_id)
             self._in_text = _is_in_text(place)
         self.takes_whole_masks = self._num_tokens >= self._num_endless and (
             self.place is None or (self._in_text and not self._grammar.quotes.may_repeat_in_text)
@@ -178,33 +178,21 @@ class Guide:
         self._plan = following
         return token_id
 
-    def after(self, place: Place | None, token_id: int) -> Place | None:
-        """The place behind a token of the answer."""
-        if place is None or token_id in self._grammar.vocabulary.eos_ids:
-            return place
-        return place.after(self._grammar.vocabulary.token_bytes(token_id))
+    def _behind(self, place: Place | None, token_id: int, tokens: Sequence[int] = ()) -> Place | None:
+        """The place behind a token of the answer, which follows ``tokens``."""
+        return place_behind(place, token_id, self._grammar.vocabulary, self.matcher, tokens)
 
     def goes_on(self, tokens: Sequence[int]) -> list[bool]:
         """Whether the answer is inside of a text of its JSON, so that it cannot end: now, and behind each of these
         tokens."""
         place, in_text = self.place, self._in_text
-        found = [in_text and not self._may_end(())]
-        for number, token_id in enumerate(tokens, 1):
+        found = [in_text]
+        for number, token_id in enumerate(tokens):
             if not in_text or not self._grammar.quotes.is_unmarked[token_id]:
-                place = self.after(place, token_id)
+                place = self._behind(place, token_id, tokens[:number])
                 in_text = _is_in_text(place)
-            found.append(in_text and not self._may_end(tokens[:number]))
+            found.append(in_text)
         return found
-
-    def _may_end(self, tokens: Sequence[int]) -> bool:
-        """Whether the answer may end behind these tokens, although its place is inside of a text of JSON.
-
-        Free text may have the words behind which a JSON text begins where the grammar has none: ``size=[13"]``.
-        """
-        if self._grammar.place is None or not self._grammar.place.begins:
-            return False  # all of the answer is one JSON text
-        ends = self._grammar.vocabulary.eos_ids
-        return any(self.matcher.validate_tokens([*tokens, end]) > len(tokens) for end in ends)
 
     def vouches_for(self, token_id: int) -> bool:
         """Whether the token certainly may follow. False: only the mask tells."""

@@ -2,16 +2,22 @@
 
 A grammar can not know which names were chosen where any name may stand, so these tokens are taken out of the masks.
 Every text has one spelling under the masks, so that equal names have equal bytes. An answer with reasoning, calls or
-structures has JSON texts in it, each behind a text that is known.
+structures has JSON texts in it, each behind a text that is known. Prose may have the same text: the grammar tells
+whether a JSON text begins there.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from inferd.structured.vocabulary import Vocabulary
 
 Follow = Callable[[tuple[int, ...]], np.ndarray]
 """The mask behind some more tokens, in words of 32 bits."""
@@ -91,6 +97,25 @@ def first_place(begins: Iterable[str], *, is_begun: bool) -> Place | None:
     if not texts and not is_begun:
         return None
     return Place(begins=texts, beside=None if is_begun else b"")
+
+
+def place_behind(
+    place: Place | None, token_id: int, vocabulary: Vocabulary, matcher: LLMatcher, tokens: Sequence[int] = ()
+) -> Place | None:
+    """The place behind a token; ``None`` where it repeats a name. ``matcher``: the state of the grammar before
+    ``tokens``, which the token follows.
+
+    Where free text may go on, no JSON text begins, although the text before it reads so.
+    """
+    if place is None or token_id in vocabulary.eos_ids:
+        return place
+    data = vocabulary.token_bytes(token_id)
+    after = place.after(data)
+    if place.beside is None or (after is not None and after.beside is not None):
+        return after
+    path = [*tokens, token_id]
+    is_prose = any(matcher.validate_tokens([*path, other]) > len(path) for other in vocabulary.outside_json)
+    return place._replace(beside=(place.beside + data)[-LONGEST_BEGIN:]) if is_prose else after
 
 
 class QuoteTokens:

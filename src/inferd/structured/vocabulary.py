@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ASCII = "\n" + "".join(map(chr, range(0x20, 0x7F)))
 _SPECIAL = b"\xff"  # llguidance's mark of a token that no text contains
+_CONTROLS = frozenset(bytes((code,)) for code in range(0x20)) - {b"\t", b"\n", b"\r"}
 _CONTEXT = "\x02"  # a text before which a tokenizer adds no space
 _MOST_SPELLED = 1024  # texts whose tokens are kept
 _WINDOW = 512  # characters of a longer text that are spelled
@@ -76,6 +77,14 @@ class Vocabulary:
         special = self._tokenizer.special_ids | self.eos_ids
         written = {self._tokenizer.token_bytes(i) for i in range(self.size) if i not in special}
         return "".join(character for character in _ASCII if character.encode() not in written)
+
+    @cached_property
+    def outside_json(self) -> tuple[int, ...]:
+        """Tokens that free text may go on with and no JSON text: a control character. Where the vocabulary has none,
+        those that end an answer, which may stand behind the last text alone."""
+        controls = (i for i in range(self.size) if self.is_text(i) and self.token_bytes(i) in _CONTROLS)
+        first = next(controls, None)
+        return tuple(self.eos_ids) if first is None else (first,)
 
     def is_text(self, token_id: int) -> bool:
         """Whether the token stands for a part of a text."""

@@ -112,24 +112,28 @@ def answer_grammar(
         maker.channels(tools, is_required=is_required, has_constraint=has_constraint)
     else:
         reasoning = notation.reasoning if splits_reasoning else None
-        before = ""
-        if reasoning is not None:
-            before = maker.reasoning(reasoning, in_reasoning=in_reasoning)
-            maker.before_answer.append(reasoning.end.strip() + reasoning.end[len(reasoning.end.rstrip()) :])
+        if reasoning is not None and not in_reasoning:
+            maker.may_reason(reasoning)
         if tools and notation.calls is not None:
             body = maker.calls(
                 notation.calls, tools, is_required=is_required, only_one=only_one, has_constraint=has_constraint
             )
         else:
-            body = f"@{CONSTRAINT}" if has_constraint else "TEXT"
-        maker.rules.insert(0, f"start: {before} ({body})" if before else f"start: {body}")
+            body = _Bodies.same(f"@{CONSTRAINT}" if has_constraint else "TEXT")
+        start = body.later
+        if reasoning is not None:
+            start = maker.reasoning(reasoning, body, in_reasoning=in_reasoning)
+            maker.before_answer.append(reasoning.end.strip() + reasoning.end[len(reasoning.end.rstrip()) :])
+        maker.rules.insert(0, f"start: {start}")
     return AnswerGrammar(
         "\n".join([*maker.rules, "TEXT: /(.|\\n)*/"]) + "\n",
         tuple(maker.schemas),
         tuple((tool.name, tool.schema) for tool in tools if tool.schema is not None),
         tuple(maker.before_arguments),
         tuple(maker.before_answer) if has_constraint else (),
-        may_begin_with_answer=has_constraint and not notation.is_channels and not (before and in_reasoning),
+        may_begin_with_answer=has_constraint
+        and not notation.is_channels
+        and not (notation.reasoning is not None and splits_reasoning and in_reasoning),
         ends=tuple(dict.fromkeys(maker.ends)),
         relaxed=tuple((tool.name, tool.wished) for tool in tools if tool.wished is not None),
     )
@@ -144,6 +148,18 @@ class _Rule(NamedTuple):
 _Body = list[str | _Rule]
 
 
+class _Bodies(NamedTuple):
+    """What an answer is behind its reasoning, and what one without reasoning is: its text does not begin as reasoning
+    does."""
+
+    later: str
+    first: str
+
+    @classmethod
+    def same(cls, body: str) -> _Bodies:
+        return cls(body, body)
+
+
 class _Maker:
     """Collects the rules of one grammar."""
 
@@ -153,6 +169,7 @@ class _Maker:
         self.before_arguments: list[str] = []
         self.before_answer: list[str] = []
         self.ends: list[str] = []
+        self._first_text = "TEXT"  # the terminal of the text that an answer may begin with
         self._special_ids = special_ids
         names = sorted(filter(None, special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names))) if names else None
@@ -172,30 +189,42 @@ class _Maker:
             parts.append(_string(text[at:]))
         return " ".join(parts)
 
-    def until(self, text: str, name: str) -> str:
-        """Free text up to and with a fixed text."""
+    def until(self, text: str, name: str, before: str = "TEXT") -> str:
+        """Free text up to and with a fixed text. ``before``: the terminal of the free text."""
         self.ends.append(text)
         first = None if self._special is None else self._special.match(text)
         if first is not None:
-            return f"TEXT {self.literal(text)}"
+            return f"{before} {self.literal(text)}"
         found = None if self._special is None else self._special.search(text)
         plain = text if found is None else text[: found.start()]
-        self.rules.append(f"{name}[lazy]: TEXT {_string(plain)}")
+        self.rules.append(f"{name}[lazy]: {before} {_string(plain)}")
         return f"{name} {self.literal(text[len(plain) :])}".rstrip()
 
-    def reasoning(self, reasoning: Reasoning, *, in_reasoning: bool) -> str:
+    def may_reason(self, reasoning: Reasoning) -> None:
+        """Keep the text that an answer may begin with apart from reasoning, where characters alone tell them apart."""
+        begin = reasoning.begin.strip()
+        if self._special is None or self._special.match(begin) is None:
+            self._first_text = "UNREASONED"
+            self.rules.append(f"BEGUN: /[ \\t\\n\\r]*/ {_string(begin)}")
+            self.rules.append("UNREASONED: TEXT & ~(BEGUN TEXT)")
+
+    def reasoning(self, reasoning: Reasoning, body: _Bodies, *, in_reasoning: bool) -> str:
+        """An answer that may begin with reasoning, or is in it."""
         rest = self.until(reasoning.end.strip(), "reasoning_end")
         after = reasoning.end[len(reasoning.end.rstrip()) :]
         rest += f" {_string(after)}" if after else ""
         if in_reasoning:
-            return rest
-        return f"({self.literal(reasoning.begin.strip())} {rest})?"
+            return f"{rest} ({body.later})"
+        if body.later == body.first:
+            return f"({self.literal(reasoning.begin.strip())} {rest})? ({body.later})"
+        # As the answer's parser reads it: in reasoning no call begins.
+        return f"BEGUN ({rest} ({body.later}) | TEXT) | {body.first}"
 
     # -- calls ------------------------------------------------------------------------------
 
     def calls(
         self, calls: Calls, tools: Sequence[Tool], *, is_required: bool, only_one: bool, has_constraint: bool
-    ) -> str:
+    ) -> _Bodies:
         """The body of an answer with calls."""
         bodies = [self._call(calls.call, tool, number) for number, tool in enumerate(tools)]
         begin, end = calls.begin, calls.end
@@ -207,33 +236,37 @@ class _Maker:
         if is_required or has_constraint or calls.trigger or between:
             self.rules.append("call: " + " | ".join(self._sequence(body) for body in bodies))
         if is_required:
-            return alone
+            return _Bodies.same(alone)
         if has_constraint:
-            return f"{alone} | @{CONSTRAINT}"
+            return _Bodies.same(f"{alone} | @{CONSTRAINT}")
         if not calls.trigger:
             more = f" ({self._joined(between)} call)*" if not only_one and between else ""
             return self._bare(bodies, begin, f"{more} {self.literal(end)}".rstrip(), calls.content)
         tag = _TAG.match(calls.trigger)
         first = calls.trigger if tag is None else tag[0]
-        head = self.until(first, "head")
         if calls.has_section:
-            self.rules.append(
-                f"section: {head} {self.literal(begin.lstrip()[len(first) :])} call{more} {self.literal(end)}"
-            )
+            called = f"{self.literal(begin.lstrip()[len(first) :])} call{more} {self.literal(end)}"
         else:
             rest = [[_after(body[0], first), *body[1:]] for body in bodies]
             self.rules.append("called: " + " | ".join(map(self._sequence, rest)))
-            self.rules.append(f"section: {head} called")
-        return "section | TEXT" if only_one else "section* TEXT"
+            called = "called"
+        self.rules.append(f"section: {self.until(first, 'head')} {called}")
+        later, text = "section | TEXT" if only_one else "section* TEXT", self._first_text
+        if text == "TEXT":
+            return _Bodies.same(later)
+        self.rules.append(f"first_section: {self.until(first, 'first_head', text)} {called}")
+        return _Bodies(later, f"first_section{'' if only_one else ' section* TEXT'} | {text}")
 
-    def _bare(self, bodies: Sequence[_Body], begin: str, more: str, content: str) -> str:
+    def _bare(self, bodies: Sequence[_Body], begin: str, more: str, content: str) -> _Bodies:
         """Calls that begin an answer without a tag: by their text up to the arguments, which has the tool's name."""
         options: list[str] = []
         for number, (text, *rest) in enumerate(bodies):
             assert isinstance(text, str)
             self.rules.append(f"bare_{number}[lazy]: {_string(begin + text)}")
             options.append(f"bare_{number} {self._sequence(rest)}{more}")
-        return " | ".join([*options, f"{_string(content)} TEXT" if content else "TEXT"])
+        if content:
+            return _Bodies.same(" | ".join([*options, f"{_string(content)} TEXT"]))
+        return _Bodies(" | ".join([*options, "TEXT"]), " | ".join([*options, self._first_text]))
 
     def _joined(self, separator: str) -> str:
         return self.literal(separator) if separator else '""'
