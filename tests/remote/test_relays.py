@@ -161,6 +161,34 @@ def test_an_answer_comes_back_as_the_remote_server_wrote_it() -> None:
     through(well, then)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("way", ["straight", "recorded"])
+def test_what_another_inferd_tells_of_a_request_comes_with_its_answer(stream: bool, way: str) -> None:
+    """A key that this server does not know may have an effect there, so it is the remote server that names keys."""
+    told = "x-inferd-ignored-params: messages.weight"
+
+    async def script(talk: Talk) -> None:
+        if stream:
+            await talk.send(CHUNKED.replace(b"\r\n\r\n", f"\r\n{told}\r\nset-cookie: a=b\r\n\r\n".encode()))
+            await talk.event(piece("one", "stop"))
+            await talk.chunk(DONE)
+            await talk.end()
+        else:
+            await talk.answer(completion("hello"), 200, "application/json", told, "set-cookie: a=b")
+
+    async def then(site: Site) -> None:
+        async with site.client() as client:
+            body = {"model": "m", "messages": [{**MESSAGES[0], "weight": 1}], "stream": stream}
+            for key in ("a", "b"):  # the head of the second answer is known
+                extra = [f"idempotency-key: {key}"] if way == "recorded" else []
+                reply = await client.ask(body, "/v1/chat/completions", *extra)
+                assert reply.status == 200
+                assert reply.headers["x-inferd-ignored-params"] == "messages.weight"
+                assert "set-cookie" not in reply.headers
+
+    through(script, then)
+
+
 def test_a_stream_comes_back_event_by_event_with_usage_only_on_request() -> None:
     async def then(site: Site) -> None:
         async with site.client() as client:

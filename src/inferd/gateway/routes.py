@@ -37,7 +37,7 @@ from inferd.gateway.context import Context
 from inferd.gateway.control import ModelReport, ReloadReport, ServerReport, UnloadReport
 from inferd.gateway.decisions.routes import ROUTES as DECISION_ROUTES
 from inferd.gateway.errors import KSERVE_ERRORS, OPENAI_ERRORS, TEI_ERRORS, ErrorShape
-from inferd.gateway.generation.fields import decode_closed_body
+from inferd.gateway.generation.fields import decode_open_body
 from inferd.gateway.kserve import models as kserve
 from inferd.gateway.kserve import rest as v2
 from inferd.gateway.kserve.generate import GENERATE_TEXTS, TextAnswer, TextRequest
@@ -119,8 +119,8 @@ async def _chat(context: Context, call: Call, rest: str) -> Answer:
     answer = await relay_request(context, call, CHAT, raw)
     if answer is not None:
         return answer
-    body, unknown = await decode_closed_body(raw, chat_decoder, ("messages", "tools"))
-    return await create_chat_completion(context, call, raw, body, unknown)
+    body, ignored = await decode_open_body(raw, chat_decoder)
+    return await create_chat_completion(context, call, raw, body, ignored)
 
 
 async def _completion(context: Context, call: Call, rest: str) -> Answer:
@@ -128,13 +128,15 @@ async def _completion(context: Context, call: Call, rest: str) -> Answer:
     answer = await relay_request(context, call, TEXT, raw)
     if answer is not None:
         return answer
-    return await create_completion(context, call, raw, await decode_body(raw, completion_decoder))
+    body, ignored = await decode_open_body(raw, completion_decoder)
+    return await create_completion(context, call, raw, body, ignored)
 
 
 async def _tokenize(context: Context, call: Call, rest: str) -> Answer:
     require_json(call)
-    body = await decode_body(await read_body(call, context.max_body_bytes, context.body_timeout_s), tokenize_decoder)
-    return await tokenize(context, call, body)
+    raw = await read_body(call, context.max_body_bytes, context.body_timeout_s)
+    body, ignored = await decode_open_body(raw, tokenize_decoder)
+    return await tokenize(context, call, body, ignored)
 
 
 async def _detokenize(context: Context, call: Call, rest: str) -> Answer:

@@ -38,6 +38,9 @@ MAX_BUSY_S: Final = 300.0
 LOCAL_FIELDS: Final = ("timeout", "priority")
 """Fields of a request that inferd has acted upon. They are not sent."""
 
+TOLD: Final = (b"x-inferd-ignored-params", b"x-inferd-unenforced-params", b"x-inferd-watermark")
+"""Headers in which another inferd tells what has become of the request. They are forwarded with its answer."""
+
 JSON_TYPE: Final = b"application/json"
 EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"
 
@@ -125,6 +128,7 @@ class Answer(Exchange):
     _is_over = False
     _num_bytes = 0
     _retry_after: bytes | None = None
+    _told: tuple[tuple[bytes, bytes], ...] = ()
     _status = 0
 
     def __init__(self, request_id: str, relay: Relay) -> None:
@@ -193,6 +197,7 @@ class Answer(Exchange):
         if head.status == 200 and head.media == JSON_TYPE and self._events is None:
             self._content_type = head.content_type
             self._status = 200
+            self._told = _told_by(head.headers)
             self._end_collected(body)
             return
         self.answer_head(head.status, head.headers)
@@ -202,6 +207,7 @@ class Answer(Exchange):
 
     def answer_head(self, status: int, headers: Headers) -> None:
         self._status = status
+        self._told = _told_by(headers)
         content_type = b""
         for name, value in headers:
             if name == b"content-type":
@@ -245,7 +251,7 @@ class Answer(Exchange):
                 self.relayed(Relayed(self._id, None, whole))
             else:
                 self._has_begun = True
-                self.relayed(Relayed(self._id, RelayHead(self._status, EVENTS_TYPE), whole))
+                self.relayed(Relayed(self._id, RelayHead(self._status, EVENTS_TYPE, self._told), whole))
         broken = self._events.broken
         if broken is not None and not self._is_over:
             self._break(_reported(str(broken)) if isinstance(broken, ReportedError) else _bad_answer(str(broken)))
@@ -317,7 +323,8 @@ class Answer(Exchange):
             self._is_over = True
             if usage is None:
                 usage = Usage(self._request_bytes // BYTES_PER_TOKEN, len(body) // BYTES_PER_TOKEN)
-            self.relayed(Relayed(self._id, RelayHead(self._status, self._content_type), body, End("done", usage)))
+            head = RelayHead(self._status, self._content_type, self._told)
+            self.relayed(Relayed(self._id, head, body, End("done", usage)))
 
     def _forward_refusal(self) -> None:
         """Forward an error of the client's request (status 4xx) as the remote server wrote it."""
@@ -347,6 +354,10 @@ class Answer(Exchange):
             code="upstream_overloaded",
             retry_after_s=_retry_after_s(self._retry_after),
         )
+
+
+def _told_by(headers: Headers) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple([header for header in headers if header[0] in TOLD])
 
 
 def _retry_after_s(value: bytes | None) -> float:

@@ -109,7 +109,10 @@ def test_every_form_of_input_is_read(client: openai.OpenAI) -> None:
         prompt_cache_options={"ttl": "30m"},
         safety_identifier="u",
     )
-    assert set(answered.headers["x-inferd-ignored-params"].split(",")) == {"prompt_cache_options", "safety_identifier"}
+    assert set(answered.headers["x-inferd-ignored-params"].split(",")) == {
+        *("prompt_cache_options", "safety_identifier"),
+        *("input.phase", "input.content.prompt_cache_breakpoint"),
+    }
     answers = answered.parse().answers
     assert len(answers) == 400
     assert all(one == answers[0] for one in answers)

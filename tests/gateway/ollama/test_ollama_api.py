@@ -151,7 +151,7 @@ def test_options_are_sampling_and_the_others_are_listed(server: Running) -> None
     }
     server.router.script = words("a")
     reply = ask(server, {"options": options, "keep_alive": "5m", "of_tomorrow": 1})
-    assert reply.headers["x-inferd-ignored-params"] == "keep_alive,of_tomorrow,options.num_ctx,options.num_thread"
+    assert reply.headers["x-inferd-ignored-params"] == "options.num_ctx,options.num_thread,keep_alive,of_tomorrow"
     request = server.router.last
     found = request.sampling
     assert (found.max_tokens, found.temperature, found.top_k, found.top_p) == (9, 0.5, 0, 1e-9)

@@ -257,6 +257,45 @@ def test_unknown_keys_within_messages_and_tools_are_listed_and_change_nothing(se
     assert told.messages[:2] == plain.messages[:2]
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"content": None, "refusal": "No."}, "No."),
+        ({"content": "Well.", "refusal": "No."}, "Well.\nNo."),
+        ({"content": [{"type": "text", "text": "Well."}], "refusal": "No."}, "Well.\nNo."),
+        ({"content": "Well.", "refusal": None}, "Well."),
+    ],
+)
+def test_the_refusal_of_an_assistant_message_is_a_part_of_its_text(
+    server: Running, fields: dict[str, object], text: str
+) -> None:
+    reply = post(server, "/v1/chat/completions", {"messages": [*HI, {"role": "assistant", **fields}, *HI]})
+    assert reply.status_code == 200
+    assert "x-inferd-ignored-params" not in reply.headers
+    asked = server.router.last.prompt
+    assert isinstance(asked, Chat)
+    assert asked.messages[1]["content"] == text
+
+
+def test_keys_without_effect_where_they_stand_are_listed(server: Running) -> None:
+    part = {"type": "text", "text": "x", "refusal": "No."}
+    tool = {"type": "function", "function": {"name": "f"}, "x": 1}
+    sent = {"messages": [{"role": "user", "content": [part], "refusal": "No."}], "tools": [tool]}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        reply = post(server, path, sent)
+        assert reply.status_code == 200, reply.text
+        listed = reply.headers["x-inferd-ignored-params"]
+        assert listed == "tools.x,messages.refusal,messages.content.refusal"
+
+
+def test_a_call_of_another_type_is_refused(server: Running) -> None:
+    call = {"id": "c", "type": "other", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    reply = post(server, "/v1/chat/completions", {"messages": [*HI, message]})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "messages[1].tool_calls[0].type"
+
+
 @pytest.mark.parametrize("name", ["function_call", "audio", "prefix", "partial"])
 def test_keys_of_messages_that_would_change_the_answer_are_refused(server: Running, name: str) -> None:
     message = {"role": "assistant", "content": "Once"}

@@ -308,10 +308,10 @@ def test_reasoning_comes_back_without_its_content(server: Running) -> None:
     assert chat_of(server).messages[0] == {"role": "assistant", "content": "Hello", "reasoning_content": "Hm, é."}
     foreign = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
     reply = ask(server, {"input": [foreign, message, {"role": "user", "content": "And?"}]})
-    assert reply.headers["x-inferd-ignored-params"] == "input.encrypted_content"
+    assert reply.headers["x-inferd-ignored-params"] == "input.status,input.encrypted_content"
     told_of = {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "In short."}]}
     reply = ask(server, {"input": [told_of, foreign, message, foreign, {"role": "user", "content": "And?"}]})
-    assert reply.headers["x-inferd-ignored-params"] == "input.summary,input.encrypted_content"
+    assert reply.headers["x-inferd-ignored-params"] == "input.status,input.summary,input.encrypted_content"
 
 
 # -- requests ----------------------------------------------------------------------------------

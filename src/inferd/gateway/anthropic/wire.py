@@ -1,8 +1,8 @@
 """The bodies of requests and answers of the Messages API, as structs.
 
 Knows the type of every field; ``prompt``, ``tools`` and ``messages`` check what they mean. ``None`` stands for a field
-that was absent or null. Unknown fields of a body are dropped and listed (``generation/fields.py``), those of inner
-objects are dropped. ``cache_control`` is one of them everywhere: it never changes a prompt.
+that was absent or null. Unknown fields are dropped and listed (``generation/fields.py``). ``cache_control`` is
+one of them everywhere: it never changes a prompt.
 """
 
 from __future__ import annotations

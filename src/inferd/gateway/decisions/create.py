@@ -36,7 +36,8 @@ async def create_decision(context: Context, call: Call, rest: str) -> Answer:
     """Answer questions. Raises InferdError for every failure."""
     raw = await json_body(call, context.max_body_bytes, context.body_timeout_s)
     body, ignored = await decode_open_body(raw, decision_decoder)
-    messages = messages_of_input(body.input)
+    messages, left_out = messages_of_input(body.input)
+    ignored += left_out
     asked = asked_of(body.questions)
     key = body.prompt_cache_key or ""
     if len(key) > MAX_KEY_CHARS:

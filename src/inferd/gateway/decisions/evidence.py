@@ -15,12 +15,12 @@ MAX_JSON_DEPTH: Final = 32
 MAX_JSON_VALUES: Final = 10_000
 
 
-def messages_of_input(given: str | list[EvidenceItem]) -> list[JSON]:
+def messages_of_input(given: str | list[EvidenceItem]) -> tuple[list[JSON], list[str]]:
     """The conversation that the questions are about. Raises InvalidRequest, which names the item or part."""
     if isinstance(given, str):
         if not given:
             raise invalid("input", "input is empty; send a text or at least one item.", "missing_required_parameter")
-        return [{"role": "user", "content": given}]
+        return [{"role": "user", "content": given}], []
     if len(given) > MAX_MESSAGES:
         raise invalid("input", f"input may have at most {MAX_MESSAGES} items, not {len(given)}.")
     for i, item in enumerate(given):
@@ -31,8 +31,7 @@ def messages_of_input(given: str | list[EvidenceItem]) -> list[JSON]:
                 "unsupported_content",
             )
     placed = [Placed(f"input[{i}]", _item(item, f"input[{i}]")) for i, item in enumerate(given)]
-    messages, _ = messages_of(None, placed)
-    return messages
+    return messages_of(None, placed)
 
 
 def text_of_parts(content: str | list[EvidencePart], at: str) -> str:

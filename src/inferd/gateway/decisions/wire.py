@@ -1,7 +1,7 @@
 """The bodies of requests and answers of the Decisions API, as structs.
 
 ``questions`` and ``evidence`` check what the fields mean. ``None`` stands for a field that was absent or null. Unknown
-fields of a body are dropped and listed (``generation/fields.py``), those of inner objects are dropped.
+fields are dropped and listed (``generation/fields.py``).
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The policy for fields without effect, of dialects whose clients gain fields with each of their releases.
+"""The policy for fields without effect: nothing that a request has is dropped without a word.
 
-Such a dialect drops unknown top-level fields and names them in the header ``x-inferd-ignored-params``. It refuses only
-what would change the answer. OpenAI's chat and text completions, and KServe v2, refuse unknown fields instead
-(``forbid_unknown_fields`` of their structs). Unknown keys of the objects within a chat's messages and tools are dropped
-and named: clients send back whole messages of other servers.
+Dialects whose clients gain fields with each of their releases drop unknown top-level fields. OpenAI's chat and text
+completions, and KServe v2, refuse them (``forbid_unknown_fields`` of their structs). In all dialects unknown keys of
+the objects within a field are dropped, because clients send back whole messages of other servers. What is dropped is
+named in the header ``x-inferd-ignored-params``, each name once and without its position:
+``messages.content.cache_control``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeVar, get_args
 
 import msgspec
@@ -39,8 +39,9 @@ def is_given(value: Raw | UnsetType) -> bool:
 
 
 async def decode_open_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, list[str]]:
-    """The decoded body, and the names of its top-level fields that were sent and have no effect: the unknown ones, and
-    those whose type is ``Ignored``. Raises InvalidRequest, which names the wrong field."""
+    """The decoded body, and the names of the fields that were sent and have no effect, at each level that its type
+    describes: the unknown ones, and those whose type is ``Ignored``. Raises InvalidRequest, which names the wrong
+    field."""
     if len(body) > OFF_LOOP_BYTES:
         return await asyncio.to_thread(_decode_open, body, decoder)
     return _decode_open(body, decoder)
@@ -48,65 +49,42 @@ async def decode_open_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tup
 
 def _decode_open(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, list[str]]:
     decoded = decode(body, decoder)
-    used = _used_names(type(decoded))
-    given = _top_level.decode(body)
-    return decoded, [name for name, value in given.items() if name not in used and bytes(value) not in NEUTRAL]
-
-
-@functools.cache
-def _used_names(wire: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(field.encode_name for field in msgspec.structs.fields(wire)) - frozenset(ignored_names(wire))
-
-
-async def decode_closed_body(
-    body: bytes, decoder: msgspec.json.Decoder[T], within: Sequence[str]
-) -> tuple[T, list[str]]:
-    """The decoded body, and the unknown keys of the objects within some of its fields, at each level that its type
-    describes: ``messages.content.cache_control``. Raises InvalidRequest, which names the wrong field."""
-    if len(body) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(_decode_closed, body, decoder, within)
-    return _decode_closed(body, decoder, within)
-
-
-def _decode_closed(body: bytes, decoder: msgspec.json.Decoder[T], within: Sequence[str]) -> tuple[T, list[str]]:
-    decoded = decode(body, decoder)
-    given, shape = _top_level.decode(body), _shape_of(type(decoded))
     found: dict[str, None] = {}
-    for name in within:
-        if name in given and name in shape.inner:
-            _find_unknown(given[name], shape.inner[name], name, found)
+    _find_unused(Raw(body.lstrip()), type(decoded), "", found)
     return decoded, list(found)
 
 
 class _Shape(NamedTuple):
     """The keys of an object of the wire."""
 
-    known: frozenset[str]
-    inner: dict[str, _Shape]  # of the objects within its fields
+    used: frozenset[str]
+    inner: dict[str, type[msgspec.Struct]]  # of the objects within its fields
 
 
-def _find_unknown(value: Raw, shape: _Shape, at: str, found: dict[str, None]) -> None:
-    """Add the unknown keys of an object, or of the objects of a list. The value is valid for its type."""
+def _find_unused(value: Raw, wire: type[msgspec.Struct], at: str, found: dict[str, None]) -> None:
+    """Add the keys without effect of an object, or of the objects of a list. The value is valid for its type.
+
+    ``at``: the name of the object with a dot behind it.
+    """
     first = bytes(memoryview(value)[:1])  # without a copy of the rest
     if first == b"[":
         for item in _list.decode(value):
-            _find_unknown(item, shape, at, found)
+            _find_unused(item, wire, at, found)
     elif first == b"{":
+        shape = _shape_of(wire)
         for name, inner in _top_level.decode(value).items():
-            if name not in shape.known:
+            if name not in shape.used:
                 if is_given(inner):
-                    found[f"{at}.{name}"] = None
+                    found[f"{at}{name}"] = None
             elif name in shape.inner:
-                _find_unknown(inner, shape.inner[name], f"{at}.{name}", found)
+                _find_unused(inner, shape.inner[name], f"{at}{name}.", found)
 
 
 @functools.cache
 def _shape_of(wire: type[msgspec.Struct]) -> _Shape:
     fields = msgspec.structs.fields(wire)
     inner = {field.encode_name: kind for field in fields if (kind := _struct_in(field.type)) is not None}
-    return _Shape(
-        frozenset(field.encode_name for field in fields), {name: _shape_of(kind) for name, kind in inner.items()}
-    )
+    return _Shape(frozenset(field.encode_name for field in fields) - frozenset(ignored_names(wire)), inner)
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:

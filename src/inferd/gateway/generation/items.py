@@ -35,6 +35,16 @@ _UPDATE: Final = "configuration_update"
 """The type of an item that tells the effort from there on, as Codex does. It has no effect: the request tells it."""
 
 _TYPES: Final = ("message", "reasoning", *_CALLS, *_RESULTS, TOOLS, _UPDATE)
+_USED: Final = {  # the fields that have an effect in an item of each type
+    "message": ("role", "content"),
+    "reasoning": ("content", "encrypted_content", "summary"),
+    "function_call": ("call_id", "name", "namespace", "arguments"),
+    "custom_tool_call": ("call_id", "name", "namespace", "input"),
+    "function_call_output": ("call_id", "output"),
+    "custom_tool_call_output": ("call_id", "output"),
+    TOOLS: ("role", "tools"),
+    _UPDATE: (),
+}
 _KEPT_REASONING: Final = "inferd-text:"  # before the text of reasoning in ``encrypted_content``
 _NO_RESULT: Final = (
     "send its function_call_output or custom_tool_call_output, with a text that says so where there is no result."
@@ -92,6 +102,13 @@ class InputTool(msgspec.Struct, frozen=True):
     tools: list[InputTool] | None = None
 
 
+_KEPT_APART: Final = ("type", "id")
+_UNUSED: Final = {
+    kind: tuple(name for name in InputItem.__struct_fields__ if name not in (*_KEPT_APART, *used))
+    for kind, used in _USED.items()
+}
+
+
 class Placed(NamedTuple):
     """An item with its place in the request."""
 
@@ -146,6 +163,7 @@ class _Conversation:
     def take(self, placed: Placed) -> None:
         at, item, _ = placed
         kind = kind_of(item)
+        self.left_out += [f"input.{name}" for name in _UNUSED.get(kind, ()) if getattr(item, name)]
         if kind in _RESULTS:
             if item.call_id not in self._awaited:
                 raise invalid(
@@ -202,15 +220,15 @@ class _Conversation:
 
     def _thought(self, item: InputItem, at: str) -> str:
         """The text of reasoning that is sent back. It is in ``encrypted_content`` where clients send no content."""
+        kept = item.encrypted_content
+        if kept and not kept.startswith(_KEPT_REASONING):
+            self.left_out.append("input.encrypted_content")
+            kept = None
+        if item.summary:
+            self.left_out.append("input.summary")
         if item.content:
             return _text_of(item.content, f"{at}.content", "reasoning")
-        kept = item.encrypted_content
         if not kept:
-            if item.summary:
-                self.left_out.append("input.summary")
-            return ""
-        if not kept.startswith(_KEPT_REASONING):
-            self.left_out.append("input.encrypted_content")
             return ""
         try:
             return base64.b64decode(kept.removeprefix(_KEPT_REASONING), validate=True).decode("utf-8")

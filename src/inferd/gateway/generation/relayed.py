@@ -29,7 +29,7 @@ async def forwarded(call: Call, stream: Stream, first: Item) -> Answer:
         raise InternalError("The remote server's answer has no beginning.")
     assert isinstance(first, Relayed)
     if call.stream and head.status == 200:
-        return EventStream(relayed_frames(call, stream, first))
+        return EventStream(relayed_frames(call, stream, first), head.headers)
     pieces = [first.data]
     async for item in stream:
         if isinstance(item, Relayed):

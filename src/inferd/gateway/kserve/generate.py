@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from inferd.errors import InferdError, InternalError, InvalidRequest
-from inferd.gateway.body.decode import decode_body
 from inferd.gateway.call import Answer, Call, EventStream, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import failure_of, invalid
+from inferd.gateway.generation.fields import decode_open_body
 from inferd.gateway.generation.outputs import first_output, merge
 from inferd.gateway.generation.requests import Generation, collect, error_frame, ignored_header
 from inferd.gateway.generation.writer import encode
@@ -201,9 +201,9 @@ async def generation_of(
         given["timeout"] = terms.timeout
     given |= {"model": model.name, "prompt": body.text_input, "stream": is_stream}
     raw = encode(given)
-    fields = await decode_body(raw, completion_decoder)
+    fields, call.ignored = await decode_open_body(raw, completion_decoder)
     call.model = model.name
-    call.ignored = check_unsupported(fields)
+    check_unsupported(fields)
     sampling, explicit = completion_sampling(fields)
     if sampling.width != 1:
         raise invalid("parameters.n", "parameters.n and best_of must be 1 here: there is one text_output.")

@@ -14,7 +14,7 @@ from inferd.gateway.generation.fields import decode_open_body
 from inferd.gateway.generation.options import Options
 from inferd.gateway.generation.requests import Generation, ignored_header
 from inferd.gateway.ollama.answers import Reply
-from inferd.gateway.ollama.form import form_of, ignored_options, sampling_of
+from inferd.gateway.ollama.form import form_of, sampling_of
 from inferd.gateway.ollama.names import found_by
 from inferd.gateway.ollama.prompt import chat_of, prompt_of
 from inferd.gateway.ollama.wire import OllamaChatRequest, OllamaGenerateRequest, chat_decoder, generate_decoder
@@ -35,7 +35,7 @@ async def create_chat(context: Context, call: Call, rest: str) -> Answer:
         return await _loaded(context, call, body, ignored)
     chat, tools, left_out = chat_of(body)
     form = msgspec.structs.replace(form, tools=tools)
-    model = _begun(context, call, body, [*ignored, *ignored_options(body), *left_out])
+    model = _begun(context, call, body, [*ignored, *left_out])
     options = Options(stream=call.stream, form=form, lowers_max_tokens=True)
     generation = Generation(model, f"ollama-{call.unique}", [chat], sampling, explicit, options)
     return await answer_of(context, call, GenerateWork(generation, raw, Reply(body, model)))
@@ -50,7 +50,7 @@ async def create_text(context: Context, call: Call, rest: str) -> Answer:
     form = form_of(body)
     if not body.prompt:
         return await _loaded(context, call, body, ignored)
-    model = _begun(context, call, body, [*ignored, *ignored_options(body)])
+    model = _begun(context, call, body, ignored)
     options = Options(stream=call.stream, form=form, lowers_max_tokens=True)
     generation = Generation(model, f"ollama-{call.unique}", [prompt], sampling, explicit, options)
     return await answer_of(context, call, GenerateWork(generation, raw, Reply(body, model)))
@@ -76,7 +76,7 @@ async def _loaded(
     context: Context, call: Call, body: OllamaChatRequest | OllamaGenerateRequest, ignored: list[str]
 ) -> Response:
     """The answer to a request without a prompt, which loads the model: given when the model can answer."""
-    model = _begun(context, call, body, [*ignored, *ignored_options(body)])
+    model = _begun(context, call, body, ignored)
     reserve(context, call, model.name)
     await context.router.tokenize(model.name, TextPrompt(text="load"), tenant=call.principal.tenant)
     line = Reply(body, model).loaded()

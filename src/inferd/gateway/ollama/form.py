@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from msgspec import UNSET
-
 from inferd.answer_form import AnswerForm, JsonSchema
 from inferd.gateway.errors import invalid, shown
-from inferd.gateway.generation.fields import NEUTRAL, ignored_names
 from inferd.gateway.limits import INT64_MAX, check_range, check_strings
 from inferd.gateway.ollama.wire import JSON, OllamaGenerationFields, OllamaOptions
 from inferd.types import SamplingParams
@@ -80,13 +77,6 @@ def template_arguments(think: bool | str | None) -> JSON:
         raise invalid("think", f"think must be true, false or one of {', '.join(_EFFORTS)}, not {shown(think)}.")
     arguments: JSON = {"enable_thinking": bool(think), "thinking": bool(think)}
     return {**arguments, "reasoning_effort": think} if isinstance(think, str) else arguments
-
-
-def ignored_options(body: OllamaGenerationFields) -> list[str]:
-    """The names of the options that were sent and have no effect."""
-    options = body.options or OllamaOptions()
-    given = {name: getattr(options, name) for name in ignored_names(OllamaOptions)}
-    return [f"options.{name}" for name, raw in given.items() if raw is not UNSET and bytes(raw) not in NEUTRAL]
 
 
 def _constraint(form: str | JSON | None) -> JsonSchema | None:

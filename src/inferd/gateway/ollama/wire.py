@@ -1,7 +1,7 @@
 """The bodies of requests and answers of Ollama's API, as structs.
 
 Source: the API's documentation and ollama-python 0.6.3. ``None`` stands for a field that was absent or null. Unknown
-fields of a body are dropped and listed (``generation/fields.py``), those of inner objects are dropped.
+fields are dropped and listed (``generation/fields.py``).
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ from inferd.types import CallDelta, Delta, FinishReason, Output, Usage
 
 
 async def create_chat_completion(
-    context: Context, call: Call, raw: bytes, body: ChatRequest, unknown: Sequence[str]
+    context: Context, call: Call, raw: bytes, body: ChatRequest, ignored: Sequence[str]
 ) -> Answer:
-    """Answer a chat completion. ``raw`` is the body as the client sent it, ``unknown`` are keys within it that have no
-    effect. Raises InferdError for every failure before the first token."""
-    call.ignored = [*check_unsupported(body), *unknown]
+    """Answer a chat completion. ``raw`` is the body as the client sent it, ``ignored`` are its fields without effect.
+    Raises InferdError for every failure before the first token."""
+    check_unsupported(body)
     _check_chat(body)
     max_tokens = body.max_completion_tokens
     if max_tokens is None:
@@ -54,7 +54,8 @@ async def create_chat_completion(
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         check_range("max_completion_tokens", max_tokens, field)
     sampling, explicit = sampling_of(body, max_tokens=max_tokens, logprobs=_logprobs(body))
-    chat = chat_of(body, body.messages, default_special_tokens=False, template_kwargs=reasoning_kwargs(body))
+    chat, left_out = chat_of(body, body.messages, default_special_tokens=False, template_kwargs=reasoning_kwargs(body))
+    call.ignored = [*ignored, *left_out]
     model, response_id = begin_generation(context, call, body, "chatcmpl")
     reply = _Reply(body, model, response_id, sampling.n)
     options = options_of(body, form=_form(body), return_prompt_ids=bool(body.return_token_ids))

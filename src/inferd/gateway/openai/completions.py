@@ -40,10 +40,13 @@ DEFAULT_MAX_TOKENS = 16
 CompletionPrompt = TextPrompt | TokenPrompt
 
 
-async def create_completion(context: Context, call: Call, raw: bytes, body: CompletionRequest) -> Answer:
-    """Answer a text completion. ``raw`` is the body as the client sent it. Raises InferdError for every failure before
-    the first token."""
-    call.ignored = check_unsupported(body)
+async def create_completion(
+    context: Context, call: Call, raw: bytes, body: CompletionRequest, ignored: Sequence[str]
+) -> Answer:
+    """Answer a text completion. ``raw`` is the body as the client sent it, ``ignored`` are its fields without effect.
+    Raises InferdError for every failure before the first token."""
+    call.ignored = ignored
+    check_unsupported(body)
     sampling, explicit = completion_sampling(body)
     prompts = prompts_of(body)
     if len(prompts) * sampling.width > MAX_SEQUENCES:

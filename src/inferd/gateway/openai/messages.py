@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from inferd.errors import InvalidRequest
@@ -52,8 +53,9 @@ def chat_of(
     *,
     default_special_tokens: bool,
     template_kwargs: JSON | None = None,
-) -> Chat:
-    """The conversation in the form that the worker's template renders. Raises InvalidRequest.
+) -> tuple[Chat, list[str]]:
+    """The conversation in the form that the worker's template renders, and the names of keys that have no effect where
+    they stand. Raises InvalidRequest.
 
     ``template_kwargs``: variables of the template that the request's own ``chat_template_kwargs`` replace.
     """
@@ -83,7 +85,8 @@ def chat_of(
     special = body.add_special_tokens
     _check_results(messages)
     embedded = EmbeddedJson()
-    return Chat(
+    left_out = list(dict.fromkeys([name for message in messages for name in _left_out(message)]))
+    chat = Chat(
         messages=[_message(message, f"messages[{i}]", embedded) for i, message in enumerate(messages)],
         tools=_tools(body.tools),
         add_generation_prompt=True if add_generation_prompt is None else add_generation_prompt,
@@ -92,6 +95,20 @@ def chat_of(
         template_kwargs={**(template_kwargs or {}), **kwargs},
         add_special_tokens=default_special_tokens if special is None else special,
     )
+    return chat, left_out
+
+
+def _left_out(message: ChatMessage) -> Iterator[str]:
+    """The names of keys that other messages or parts have, and that have no effect in this one."""
+    if message.refusal and message.role != "assistant":
+        yield "messages.refusal"
+    if message.reasoning is not None and message.reasoning_content not in (None, "", message.reasoning):
+        yield "messages.reasoning_content"
+    for part in message.content if isinstance(message.content, list) else ():
+        if isinstance(part, ContentPart):
+            other = "text" if part.type == "refusal" else "refusal"
+            if getattr(part, other):
+                yield f"messages.content.{other}"
 
 
 def _message(message: ChatMessage, at: str, embedded: EmbeddedJson) -> JSON:
@@ -111,6 +128,10 @@ def _message(message: ChatMessage, at: str, embedded: EmbeddedJson) -> JSON:
             raise invalid(
                 f"{at}.tool_calls", f"{at}.tool_calls is only allowed in assistant messages, not in {role} messages."
             )
+        for j, call in enumerate(message.tool_calls):
+            if call.type != "function":
+                place = f"{at}.tool_calls[{j}].type"
+                raise invalid(place, f"{place} must be 'function', not {shown(call.type)}.", "unsupported_parameter")
         rendered["tool_calls"] = [
             {
                 "id": call.id,
@@ -151,14 +172,15 @@ def _check_results(messages: list[ChatMessage]) -> None:
 
 
 def _content(message: ChatMessage, at: str) -> str:
-    content = message.content
-    if not content and message.role == "assistant":
-        return message.refusal or ""
-    if content is None:
-        raise invalid(f"{at}.content", f"{at}.content is missing; a {message.role} message needs text.")
-    if isinstance(content, str):
-        return content
-    return "\n".join(_part(part, message.role, f"{at}.content[{j}]") for j, part in enumerate(content))
+    """The text of a message. A refusal beside the content is its last part."""
+    content, role = message.content, message.role
+    if content is None and role != "assistant":
+        raise invalid(f"{at}.content", f"{at}.content is missing; a {role} message needs text.")
+    if isinstance(content, list):
+        content = "\n".join(_part(part, role, f"{at}.content[{j}]") for j, part in enumerate(content))
+    if message.refusal and role == "assistant":
+        return f"{content}\n{message.refusal}" if content else message.refusal
+    return content or ""
 
 
 def _part(part: ContentPart | str, role: str, at: str) -> str:

@@ -18,7 +18,7 @@ from inferd.gateway.limits import (
     check_strings,
     check_token_ids,
 )
-from inferd.gateway.openai.wire import IGNORED, REFUSED, GenerationFields
+from inferd.gateway.openai.wire import REFUSED, GenerationFields
 from inferd.types import SamplingParams
 
 MAX_PROMPTS: Final = 256
@@ -57,18 +57,12 @@ _REMEDY: Final[dict[str, str]] = {
 }
 
 
-def check_unsupported(body: GenerationFields) -> list[str]:
-    """The names of the fields that were sent and are ignored. Raises InvalidRequest for a field that would change the
-    answer and is not supported."""
-    wire = type(body)
-    for name in REFUSED[wire]:
+def check_unsupported(body: GenerationFields) -> None:
+    """Raises InvalidRequest for a field that would change the answer and is not supported."""
+    for name in REFUSED[type(body)]:
         if is_given(getattr(body, name)):
             remedy = _REMEDY.get(name, "Leave it out.")
             raise invalid(name, f"{name} is not supported. {remedy}", "unsupported_parameter")
-    ignored = [name for name in IGNORED[wire] if is_given(getattr(body, name))]
-    if body.stream_options is not None and body.stream_options.include_obfuscation:
-        ignored.append("stream_options.include_obfuscation")
-    return ignored
 
 
 def sampling_of(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inferd.gateway.admission import find_model, reserve
 from inferd.gateway.call import Call, Response
 from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid
+from inferd.gateway.generation.requests import ignored_header
 from inferd.gateway.generation.writer import encode
 from inferd.gateway.limits import check_token_ids
 from inferd.gateway.openai.messages import chat_of
@@ -15,13 +18,17 @@ from inferd.types import Chat, TextPrompt
 _MAX_TOKENS = 4 * 1024 * 1024
 
 
-async def tokenize(context: Context, call: Call, body: TokenizeRequest) -> Response:
-    """Raises InvalidRequest, ModelNotFound, QuotaExceeded, Unavailable."""
+async def tokenize(context: Context, call: Call, body: TokenizeRequest, ignored: Sequence[str]) -> Response:
+    """``ignored``: keys of the body that have no effect.
+
+    Raises InvalidRequest, ModelNotFound, QuotaExceeded, Unavailable.
+    """
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "Send either 'prompt' or 'messages', one of the two.", "missing_required_parameter")
     prompt: Chat | TextPrompt
     if body.messages is not None:
-        prompt = chat_of(body, body.messages, default_special_tokens=False)
+        prompt, left_out = chat_of(body, body.messages, default_special_tokens=False)
+        call.ignored = [*ignored, *left_out]
     else:
         prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
     model = find_model(context, call, body.model)
@@ -31,7 +38,8 @@ async def tokenize(context: Context, call: Call, body: TokenizeRequest) -> Respo
         model.name, prompt, want_strings=bool(body.return_token_strs), tenant=call.principal.tenant
     )
     limit = model.info.max_model_len if model.info is not None else None
-    return Response(200, encode(TokenizeResponse(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings)))
+    answer = TokenizeResponse(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings)
+    return Response(200, encode(answer), headers=ignored_header(call.ignored))
 
 
 async def detokenize(context: Context, call: Call, body: DetokenizeRequest) -> Response:

@@ -21,14 +21,14 @@ JSON = dict[str, Any]
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
+    include_obfuscation: Ignored = UNSET
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True):
     """The schema of ``response_format``. It is always enforced, whatever ``strict`` says."""
 
     name: str | None = None
-    description: str | None = None
+    description: Ignored = UNSET
     schema: JSON | bool | None = None
     strict: bool | None = None
 

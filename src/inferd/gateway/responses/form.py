@@ -67,8 +67,6 @@ def check_fields(body: ResponsesRequest) -> list[str]:
             ignored.append(f"include.{printable(value)}")
     if body.service_tier not in (None, "auto", "default"):
         ignored.append("service_tier")
-    if body.stream_options is not None and body.stream_options.include_obfuscation:
-        ignored.append("stream_options.include_obfuscation")
     return ignored
 
 
@@ -83,6 +81,8 @@ def check_prompt_fields(body: PromptFields) -> list[str]:
             raise invalid("text.verbosity", f"text.verbosity must be {allowed}, not {shown(body.text.verbosity)}.")
         if body.text.verbosity != "medium":
             ignored.append("text.verbosity")
+    if body.text is not None and body.text.format is not None and body.text.format.description:
+        ignored.append("text.format.description")
     if body.reasoning is not None:
         for name in ("summary", "generate_summary", "context", "mode"):
             if getattr(body.reasoning, name) not in (None, "standard"):

@@ -1,8 +1,7 @@
 """The bodies of requests, answers and events of the Responses API, as structs.
 
 Knows the type of every field; ``items``, ``tools`` and ``form`` check what they mean. ``None`` stands for a field that
-was absent or null. Unknown fields of a body are dropped and listed (``generation/fields.py``), those of inner objects
-are dropped.
+was absent or null. Unknown fields are dropped and listed (``generation/fields.py``).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class ConversationRef(msgspec.Struct, frozen=True):
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    include_obfuscation: bool | None = None
+    include_obfuscation: Ignored = UNSET
 
 
 class PromptFields(msgspec.Struct, frozen=True, kw_only=True):

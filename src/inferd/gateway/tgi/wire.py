@@ -1,7 +1,7 @@
 """The bodies of requests and answers of text-generation-inference, as structs.
 
 Source: its OpenAPI document (3.3) and huggingface_hub's types. ``None`` stands for a field that was absent or null.
-Unknown fields of a body are dropped and listed (``generation/fields.py``), those of ``parameters`` are dropped.
+Unknown fields are dropped and listed (``generation/fields.py``).
 """
 
 from __future__ import annotations
