@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from inspect import getdoc
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from inferd.cli.help import COMMON
-from inferd.config import ModelConfig, ServerConfig
+from inferd.config import ModelConfig, NodesConfig, ServerConfig
 from inferd.config.tree import Leaf, Text, branches, parse
 from inferd.config.units import NotAllowedError, size_text
 
@@ -25,6 +26,13 @@ _UNITS = {"_bytes": "SIZE", "_s": "SECONDS"}
 
 _ENTRY_FLAGS: Final = {"adapters": "--adapter"}
 """Flags that give one entry of a mapping, named by it."""
+
+_FIELD_TERMS: Final = {
+    ("parallel", "tensor"): "--tensor-parallel",
+    ("parallel", "pipeline"): "--pipeline-parallel",
+    ("parallel", "machines"): "--machines",
+}
+"""Flags that have the terms of the field."""
 
 _WIDEST_VALUES: Final = 50  # characters of a flag's values beside its name; more of them are listed in its help
 
@@ -114,8 +122,8 @@ def flag_name(leaf: Leaf) -> str:
     """``--kv-cache-memory`` for ``kv_cache.memory_bytes``."""
     if leaf.name in _ENTRY_FLAGS:
         return _ENTRY_FLAGS[leaf.name]
-    if leaf.path[:-1] == ("parallel",):
-        return f"--{leaf.name}-parallel"  # the term of the field
+    if leaf.path in _FIELD_TERMS:
+        return _FIELD_TERMS[leaf.path]
     words = [*(part for part in leaf.path[:-1] if part not in _UNPREFIXED), leaf.name]
     for suffix in _UNITS:
         words[-1] = words[-1].removesuffix(suffix)
@@ -178,13 +186,15 @@ def _sections(of: type[msgspec.Struct], word: str) -> dict[tuple[str, ...], str]
 def _about(leaf: Leaf) -> str:
     """The description of a setting, with flags in the place of the names of other settings."""
     beside = {other.name: other for other in (*MODEL_LEAVES, *SERVER_LEAVES)}
+    named = {".".join(other.path): other for other in NODES_LEAVES}
     beside |= {other.name: other for other in (*MODEL_LEAVES, *SERVER_LEAVES) if other.path[:-1] == leaf.path[:-1]}
 
     def flagged(found: re.Match[str]) -> str:
-        other = beside.get(found["name"])
-        return found[0] if other is None or not (found["mark"] or "_" in other.name) else flag_name(other)
+        other = named.get(found["name"]) or beside.get(found["name"])
+        is_named = found["mark"] or other is not None and ("_" in other.name or "." in found["name"])
+        return flag_name(other) if other is not None and is_named else found[0]
 
-    return re.sub(r"(?<![\w./-])(?P<mark>'?)(?P<name>[a-z]\w+)(?P=mark)(?![\w/-])", flagged, leaf.description)
+    return re.sub(r"(?<![\w./-])(?P<mark>'?)(?P<name>(?:nodes\.)?[a-z]\w+)(?P=mark)(?![\w/-])", flagged, leaf.description)
 
 
 def _default(leaf: Leaf) -> str:
@@ -220,6 +230,12 @@ MODEL_LEAVES = leaves(
 )
 
 
+NODES_LEAVES = [
+    replace(leaf, path=("nodes", *leaf.path)) for leaf in leaves(NodesConfig) if leaf.path == ("listen",)
+]
+"""Other settings of nodes concern more than one server or model."""
+
+
 def _flags(of: list[Leaf], sections: Mapping[tuple[str, ...], str]) -> Callable[[Decorated], Decorated]:
     def decorate(function: Decorated) -> Decorated:
         for leaf in reversed(of):
@@ -232,7 +248,9 @@ def _flags(of: list[Leaf], sections: Mapping[tuple[str, ...], str]) -> Callable[
 
 
 def server_flags(function: Decorated) -> Decorated:
-    """Add a flag for each field of ServerConfig that concerns a server of one model."""
+    """Add a flag for each field of ServerConfig that concerns a server of one model, and for where nodes join it."""
+    of_nodes = {("nodes", *path): title for path, title in _sections(NodesConfig, "nodes").items()}
+    function = _flags(NODES_LEAVES, of_nodes)(function)
     return _flags(SERVER_LEAVES, _sections(ServerConfig, "server"))(function)
 
 
@@ -264,6 +282,7 @@ def given(of: list[Leaf], values: Mapping[str, object]) -> dict[str, object]:
 _NAMES: Final = {
     **{".".join(leaf.path): leaf for leaf in MODEL_LEAVES},
     **{f"server.{'.'.join(leaf.path)}": leaf for leaf in SERVER_LEAVES},
+    **{".".join(leaf.path): leaf for leaf in NODES_LEAVES},
 }
 _NAME: Final = "|".join(re.escape(name) for name in sorted(_NAMES, key=len, reverse=True))
 _OF_A_MODEL: Final = r"models\.(?:\"[^\"]*\"|[^\s:\"]+?)"

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name
+from inferd.cli.flags import MODEL_LEAVES, NODES_LEAVES, SERVER_LEAVES, flag_name
 from inferd.config import Config
 from inferd.config.tree import Branch, Leaf, branches, dotted
 from inferd.config.units import is_count, is_size, size_text
@@ -54,6 +54,7 @@ tenants:
 def configuration() -> str:
     """The text of docs/configuration.md."""
     flags = {("server", *leaf.path): flag_name(leaf) for leaf in SERVER_LEAVES}
+    flags |= {leaf.path: flag_name(leaf) for leaf in NODES_LEAVES}
     flags |= {("models", "*", *leaf.path): flag_name(leaf) for leaf in MODEL_LEAVES}
     parts = [_HEAD]
     parts += [_section(branch, flags) for branch in branches(Config) if branch.leaves]

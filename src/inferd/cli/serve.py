@@ -18,7 +18,7 @@ from inferd.app.change import refuse_empty
 from inferd.app.source import ConfigSource
 from inferd.cli.board import Board
 from inferd.cli.demo import CHAT, demo_models
-from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, given, in_flags, model_flags, server_flags
+from inferd.cli.flags import MODEL_LEAVES, NODES_LEAVES, SERVER_LEAVES, given, in_flags, model_flags, server_flags
 from inferd.cli.help import Sectioned
 from inferd.cli.ready import show_ready
 from inferd.cli.terminal import ReportProgress, is_live, loading, speak_json, warn
@@ -122,20 +122,21 @@ def _follow(source: str, name: str | None, flags: dict[str, object]) -> int:
 
 def serve_config(source: str, name: str | None, flags: dict[str, object]) -> Config:
     """The configuration for a source with its flags. Raises ConfigError or click.UsageError."""
-    server, model = given(SERVER_LEAVES, flags), given(MODEL_LEAVES, flags)
+    model = given(MODEL_LEAVES, flags)
+    sections = {"server": given(SERVER_LEAVES, flags), **given(NODES_LEAVES, flags)}
     if _is_file(source):
-        return _file_config(Path(source), name, server, model)
+        return _file_config(Path(source), name, sections, model)
     if _is_repository(source):
-        return _repository_config(Path(source).expanduser(), name, server, model)
+        return _repository_config(Path(source).expanduser(), name, sections, model)
     if source == CHAT:
-        return _demo_config(name, server, model)
+        return _demo_config(name, sections, model)
     if name is None and source.startswith(REMOTE_PREFIX):
         models = {found: {"source": source, **model} for found in _models_elsewhere(source.removeprefix(REMOTE_PREFIX))}
-        return load_config(None, os.environ, {"server": server, "models": models})
+        return load_config(None, os.environ, {**sections, "models": models})
     chosen = name if name is not None else model_name(source)
     if is_code(source):
         model.setdefault("allow_code", True)  # naming the class on the command line is the operator's permission
-    overrides = {"server": server, "models": {chosen: {"source": source, **model}}}
+    overrides = {**sections, "models": {chosen: {"source": source, **model}}}
     return load_config(None, os.environ, overrides)
 
 
@@ -169,14 +170,14 @@ class _Listed(msgspec.Struct, frozen=True):
     data: tuple[_Model, ...] = ()
 
 
-def _demo_config(name: str | None, server: dict[str, object], model: dict[str, object]) -> Config:
+def _demo_config(name: str | None, sections: dict[str, object], model: dict[str, object]) -> Config:
     """The bundled models; the flags are for the one that chats, and so is the name."""
     models, _ = demo_models()
     chosen = CHAT if name is None else name
     if chosen in models and chosen != CHAT:
         raise click.UsageError(f"--name {chosen} is the name of another bundled model; choose one for the chat model.")
     chat = merged(models.pop(CHAT), model)
-    return load_config(None, os.environ, {"server": server, "models": {chosen: chat, **models}})
+    return load_config(None, os.environ, {**sections, "models": {chosen: chat, **models}})
 
 
 def _is_file(source: str) -> bool:
@@ -192,7 +193,7 @@ def _is_repository(source: str) -> bool:
     return is_repository(folder)
 
 
-def _repository_config(folder: Path, name: str | None, server: dict[str, object], model: dict[str, object]) -> Config:
+def _repository_config(folder: Path, name: str | None, sections: dict[str, object], model: dict[str, object]) -> Config:
     """A Triton model repository's models, with the flags for each of them; with a name that one alone."""
     from inferd.registry.triton import read_repository
 
@@ -201,7 +202,7 @@ def _repository_config(folder: Path, name: str | None, server: dict[str, object]
         raise click.UsageError(f"{folder} holds {', '.join(models) or 'no model'}; --name names none of them.")
     chosen = models if name is None else {name: models[name]}
     flagged = {key: merged(tree, model) for key, tree in chosen.items()}
-    return load_config(None, os.environ, {"server": server, "models": flagged})
+    return load_config(None, os.environ, {**sections, "models": flagged})
 
 
 def merged(tree: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
@@ -213,8 +214,8 @@ def merged(tree: Mapping[str, object], over: Mapping[str, object]) -> dict[str, 
     return found
 
 
-def _file_config(path: Path, name: str | None, server: dict[str, object], model: dict[str, object]) -> Config:
-    config = load_config(path, os.environ, {"server": server})
+def _file_config(path: Path, name: str | None, sections: dict[str, object], model: dict[str, object]) -> Config:
+    config = load_config(path, os.environ, sections)
     if name is None and not model:
         return config
     names = list(config.models)
@@ -224,7 +225,7 @@ def _file_config(path: Path, name: str | None, server: dict[str, object], model:
         raise click.UsageError(
             f"{path} serves {', '.join(names) or 'no model'}; say with --name which of them the flags are for."
         )
-    return load_config(path, os.environ, {"server": server, "models": {name: model}})
+    return load_config(path, os.environ, {**sections, "models": {name: model}})
 
 
 def run(

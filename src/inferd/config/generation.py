@@ -29,8 +29,8 @@ class ParallelConfig(Section, frozen=True, kw_only=True):
     machines: Annotated[
         int,
         Meta(
-            description="Machines over which the ranks are spread, in equal numbers: this one and nodes that joined "
-            "(docs/parallel.md). 1: all are on the machine of the worker.",
+            description="Machines over which the ranks are spread, in equal numbers: this one and nodes that join at "
+            "nodes.listen (docs/parallel.md). 1: all are on the machine of the worker.",
             ge=1,
             le=64,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import struct
 import subprocess
@@ -22,13 +23,15 @@ from hypothesis import strategies as st
 from tests.engine.ranks.test_groups import adapters, requests
 from tests.engine.test_engine import run
 
+from inferd.checkpoints.architecture import read_config
+from inferd.checkpoints.decoder_config import Source
 from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.ranks import rank as rank_module
 from inferd.engine.ranks.lead import Lead
 from inferd.engine.ranks.messages import build
-from inferd.engine.ranks.post import PIECE_BYTES, Line, Post
+from inferd.engine.ranks.post import PIECE_BYTES, Line, Post, WrongLengthError, most_sent_bytes
 from inferd.engine.ranks.watch import STILL_LOOKS, Report, Stillness
 from inferd.errors import ModelLoadError
 from inferd.registry.source import resolve
@@ -72,6 +75,10 @@ class Elsewhere:
         for process in self.processes.values():
             process.kill()
             process.wait()
+
+
+HEAD = struct.Struct("<IBHHQ")  # as in inferd.engine.ranks.post
+ANY = sys.maxsize
 
 
 def configured(parallel: ParallelConfig, **settings: object) -> ModelConfig:
@@ -214,6 +221,7 @@ def test_tensors_reach_the_rank_that_they_are_for_in_their_order(sent: list[tupl
     """Also where all ranks send before any receives, and between ranks that have no connection of their own."""
     posts = [Post(rank, 3) for rank in range(3)]
     for rank in (1, 2):
+        posts[rank].most_bytes = posts[0].most_bytes = ANY
         ours, theirs = socket.socketpair()
         posts[0].add(Line(ours, rank))
         posts[rank].add(Line(theirs, 0))
@@ -236,11 +244,12 @@ def test_the_rank_that_is_lost_is_named_and_not_one_that_sends_to_it() -> None:
     ended: list[int] = []
     is_told = threading.Event()
 
-    def on_end(other: int) -> None:
+    def on_end(other: int, why: str) -> None:
         ended.append(other)
         is_told.set()
 
     posts = [Post(0, 3, on_end), Post(1, 3), Post(2, 3)]
+    posts[0].most_bytes = posts[2].most_bytes = ANY
     for rank in (1, 2):
         ours, theirs = socket.socketpair()
         posts[0].add(Line(ours, rank))
@@ -261,10 +270,11 @@ def test_the_rank_that_is_lost_is_named_and_not_one_that_sends_to_it() -> None:
 def test_a_part_of_a_tensor_that_takes_long_is_no_stillness() -> None:
     """At 2 Mbit/s it takes a second."""
     post = Post(0, 2)
+    post.most_bytes = ANY
     ours, theirs = socket.socketpair()
     post.add(Line(ours, 1))
     with theirs:
-        theirs.sendall(struct.pack("<IBHH", 3, 1, 1, 0))
+        theirs.sendall(HEAD.pack(3, 1, 1, 0, 3))
         for number in range(1, 4):
             theirs.sendall(b"1")
             deadline = time.monotonic() + 30
@@ -277,28 +287,107 @@ def test_a_part_of_a_tensor_that_takes_long_is_no_stillness() -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        (1 << 31, 0, 0, 0),  # a message of 2 GiB
-        (1 << 31, 1, 1, 0),
-        (4, 1, 2, 0),  # as if it were another rank
-        (4, 1, 1, 1),
-        (4, 1, 1, 9),
-        (4, 2, 0, 0),  # a report of four bytes
-        (4, 7, 0, 0),
+        (1 << 31, 0, 0, 0, 0),  # a message of 2 GiB
+        (1 << 31, 1, 1, 0, 1 << 31),
+        (4, 1, 2, 0, 4),  # as if it were another rank
+        (4, 1, 1, 1, 4),
+        (4, 1, 1, 9, 4),
+        (4, 2, 0, 0, 0),  # a report of four bytes
+        (4, 7, 0, 0, 0),
     ],
 )
-def test_what_no_rank_sends_ends_its_connection(head: tuple[int, int, int, int]) -> None:
+def test_what_no_rank_sends_ends_its_connection(head: tuple[int, int, int, int, int]) -> None:
     ended = threading.Event()
-    post = Post(0, 3, lambda other: ended.set())
+    post = Post(0, 3, lambda other, why: ended.set())
+    post.most_bytes = ANY
     ours, theirs = socket.socketpair()
     beside, far = socket.socketpair()
     with theirs, far:
         post.add(Line(ours, 1))
         post.add(Line(beside, 2))
-        theirs.sendall(struct.pack("<IBHH", *head) + b"1234")
+        theirs.sendall(HEAD.pack(*head) + b"1234")
         assert ended.wait(30)
         with pytest.raises(EOFError):
             post.receive(torch.empty(1), 1)
         post.lines[2].close()
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        ([(4, 1 << 40)], "rank 1 sent tensors of 1099511627776 bytes to rank 0, and a step has at most 64"),
+        ([(60, 60), (8, 8)], "rank 1 sent tensors of 68 bytes to rank 0, and a step has at most 64"),
+        ([(8, 16), (9, 16)], "rank 1 sent 9 bytes to rank 0 as a part of a tensor that lacks 8"),
+        ([(0, 16)], "rank 1 sent 0 bytes to rank 0 as a part of a tensor that lacks 16"),
+    ],
+    ids=["huge", "too many", "too long", "empty"],
+)
+def test_more_of_a_tensor_than_a_step_has_ends_the_group_before_it_is_read(
+    frames: list[tuple[int, int]], said: str
+) -> None:
+    """The body of the last frame is never sent: its head is enough."""
+    ended: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    post = Post(0, 2, lambda other, why: ended.put((other, why)))
+    post.most_bytes = 64
+    ours, theirs = socket.socketpair()
+    with theirs:
+        post.add(Line(ours, 1))
+        for size, of in frames[:-1]:
+            theirs.sendall(HEAD.pack(size, 1, 1, 0, of) + bytes(size))
+        size, of = frames[-1]
+        theirs.sendall(HEAD.pack(size, 1, 1, 0, of))
+        assert ended.get(timeout=30) == (1, said)
+
+
+@pytest.mark.parametrize("sent", [3, 5, 2 * PIECE_BYTES])
+@pytest.mark.parametrize("sender", [0, 1], ids=["from rank 0", "from a rank"])
+def test_a_tensor_of_another_length_than_is_awaited_ends_the_group(sent: int, sender: int) -> None:
+    """It would be read as a part of the next one, or as all of it."""
+    awaiting = 1 - sender
+    ended: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    posts = [Post(0, 2), Post(1, 2)]
+    posts[awaiting] = Post(awaiting, 2, lambda other, why: ended.put((other, why)))
+    posts[awaiting].most_bytes = ANY
+    ours, theirs = socket.socketpair()
+    posts[0].add(Line(ours, 1))
+    posts[1].add(Line(theirs, 0))
+    posts[sender].send(torch.zeros(sent, dtype=torch.uint8), awaiting)
+    said = f"rank {sender} sent a tensor of {sent} bytes to rank {awaiting}, which awaits 4"
+    with pytest.raises(WrongLengthError) as error:
+        posts[awaiting].receive(torch.empty(1), sender)
+    assert str(error.value) == said
+    assert ended.get(timeout=30) == (sender, said)
+    with pytest.raises(EOFError):
+        posts[sender].lines[awaiting].recv_bytes()
+
+
+def test_rank_0_ends_its_group_with_the_lengths_of_a_rank_that_sends_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "1"))
+        listener.listen()
+        config = configured(ParallelConfig(pipeline=2, machines=2))
+        made = Lead(config, resolve("demo"), 1, end=ended.set, far=str(tmp_path))
+        most = most_sent_bytes(config, read_config(Source(resolve("demo") / "config.json")))
+        made._has_loaded.set()
+        with listener.accept()[0] as rank:
+            rank.sendall(HEAD.pack(8, 1, 1, 0, most + 1))
+            assert ended.wait(30)
+        made.close()
+    lengths = f"rank 1 sent tensors of {most + 1} bytes to rank 0, and a step has at most {most}"
+    assert f"{lengths}; the replica ends with all its ranks" in caplog.text
+
+
+@pytest.mark.parametrize("parallel", [ParallelConfig(pipeline=4, machines=2), ParallelConfig(tensor=2, machines=2)])
+def test_the_tensors_of_a_step_are_bounded_by_its_rows(parallel: ParallelConfig) -> None:
+    dims = read_config(Source(resolve("demo") / "config.json"))
+    config = configured(parallel)
+    rows = config.scheduler.max_num_batched_tokens
+    handed = 2 * rows * dims.hidden_size * 4
+    most = most_sent_bytes(config, dims)
+    assert most == handed if parallel.tensor == 1 else most > handed + rows * dims.vocab_size // parallel.tensor * 4
 
 
 def test_a_rank_that_cannot_load_stays_until_rank_0_has_read_why(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
+from inferd.checkpoints.architecture import read_config
+from inferd.checkpoints.decoder_config import Source
 from inferd.config import ModelConfig
 from inferd.engine.model.cuts import AdapterPiece
 from inferd.engine.model.share import Share
@@ -51,7 +53,7 @@ from inferd.engine.ranks.messages import (
     send,
 )
 from inferd.engine.ranks.peers import GroupPeers, shared_memory
-from inferd.engine.ranks.post import Line, Post, PostPeers
+from inferd.engine.ranks.post import Line, Post, PostPeers, most_sent_bytes
 from inferd.engine.ranks.watch import EXIT_RANK_LOST, LOOK_S, RANK_COMMAND, Report, Stillness, Stopped
 from inferd.errors import ModelLoadError
 from inferd.native.attention import FlatBatch
@@ -110,6 +112,8 @@ class Lead:
         self._connections: list[Wire] = []
         self._free_bytes: list[int] = []  # on the other machines
         self._post = Post(0, self.share.count, self._line_ended) if far else None
+        if self._post is not None:
+            self._post.most_bytes = most_sent_bytes(config, read_config(Source(folder / "config.json")))
         # Of one message to all ranks: between the parts of another, the ranks would wait for each other.
         self._telling = threading.Lock()
         self._adapters: WeakKeyDictionary[LoadedAdapter, int] = WeakKeyDictionary()
@@ -180,10 +184,10 @@ class Lead:
         self._post.add(line)
         return line
 
-    def _line_ended(self, rank: int) -> None:
+    def _line_ended(self, rank: int, why: str) -> None:
         """The connection to a rank ended. While the model loads, the thread that loads it notices that itself."""
         if self._has_loaded.is_set():
-            self._lose(f"the connection to rank {rank} ended")
+            self._lose(why or f"the connection to rank {rank} ended")
 
     def _is_far(self, rank: int) -> bool:
         return rank > len(self._processes)

@@ -2,8 +2,11 @@
 
 Messages, parts of tensors and reports of work share it, in the order in which they were sent. A thread reads each
 connection at once, so two ranks that both send never wait for each other. Rank 0 passes on what other ranks send each
-other. Knows no network and no secrets: a connection is a socket of this machine, which the server and the node join by
-TLS (``nodes/relay.py``).
+other. Each part tells the length of its tensor. A rank that sends another length than is awaited, or more than a step
+has, ends the group.
+
+Knows no network and no secrets: a connection is a socket of this machine, which the server and the node join by TLS
+(``nodes/relay.py``).
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from inferd.checkpoints.decoder_config import DecoderConfig
+from inferd.config import ModelConfig
+from inferd.engine.memory import most_sampled_rows
 from inferd.engine.model.cuts import Transfer
 from inferd.engine.model.share import Share
 from inferd.engine.ranks.peers import added
@@ -36,7 +42,8 @@ REPORT_S: Final = LOOK_S / 2
 """Between two reports of a rank's work, so that each look of rank 0 finds a new one."""
 
 _MESSAGE, _PIECE, _REPORT = 0, 1, 2
-_HEAD: Final = struct.Struct("<IBHH")  # bytes behind it, what they are, and of a piece the ranks that send and get it
+_HEAD: Final = struct.Struct("<IBHHQ")
+"""Bytes behind it and what they are; of a piece the ranks that send and get it, and the bytes of its whole tensor."""
 _WORK: Final = struct.Struct("<d?Q")
 
 _log = logging.getLogger("inferd.engine")
@@ -64,9 +71,9 @@ class Line:
         """Send a message. Raises OSError where the connection ended."""
         self._send(_MESSAGE, message)
 
-    def send_piece(self, sender: int, to: int, data: bytes | memoryview) -> None:
-        """Send a part of a tensor. Raises OSError where the connection ended."""
-        self._send(_PIECE, data, sender, to)
+    def send_piece(self, sender: int, to: int, data: bytes | memoryview, of: int) -> None:
+        """Send a part of a tensor of ``of`` bytes. Raises OSError where the connection ended."""
+        self._send(_PIECE, data, sender, to, of)
 
     def send_report(self, report: Report) -> None:
         """Tell how much this process has worked. Raises OSError where the connection ended."""
@@ -85,39 +92,43 @@ class Line:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # the thread that reads closes it
 
-    def _send(self, kind: int, body: bytes | memoryview, sender: int = 0, to: int = 0) -> None:
+    def _send(self, kind: int, body: bytes | memoryview, sender: int = 0, to: int = 0, of: int = 0) -> None:
         with self._sending:
-            self._socket.sendall(b"".join((_HEAD.pack(len(body), kind, sender, to), body)))
+            self._socket.sendall(b"".join((_HEAD.pack(len(body), kind, sender, to, of), body)))
 
     def _read(self, post: Post) -> None:
+        why = ""
         try:
             with self._socket:
                 while True:
-                    size, kind, sender, to = _HEAD.unpack(self._received(_HEAD.size))
+                    size, kind, sender, to, of = _HEAD.unpack(self._received(_HEAD.size))
                     self._check(post, size, kind, sender, to)
+                    if kind == _PIECE:
+                        post.check_piece(sender, to, size, of)
                     body = self._received(size, post if kind == _PIECE else None)
                     if kind == _PIECE:
-                        post.arrived(sender, to, body)
+                        post.arrived(sender, to, body, of)
                     elif kind == _MESSAGE:
                         self._messages.put(bytes(body))
                     else:
                         self.report = Report(self.report.number + 1, *_WORK.unpack(body))
         except (EOFError, OSError, ValueError) as error:
             if isinstance(error, ValueError):
-                _log.error("rank %d sent %s; the connection to it ends", self.other, error)
+                why = str(error)
+                _log.error("%s; the connection to rank %d ends", why, self.other)
             self._messages.put(None)
-            post.ended(self.other)
+            post.ended(self.other, why)
 
     def _check(self, post: Post, size: int, kind: int, sender: int, to: int) -> None:
         """Raises ValueError where no rank sends such a frame, before there is memory for it."""
         longest = {_MESSAGE: ANSWER_BYTES if self.other else None, _PIECE: PIECE_BYTES, _REPORT: _WORK.size}
         if kind not in longest:
-            raise ValueError(f"a frame of kind {kind}")
+            raise ValueError(f"rank {self.other} sent a frame of kind {kind}")
         most = longest[kind]
         if (most is not None and size > most) or (kind == _REPORT and size != _WORK.size):
-            raise ValueError(f"a frame of kind {kind} with {size} bytes")
+            raise ValueError(f"rank {self.other} sent a frame of kind {kind} with {size} bytes")
         if kind == _PIECE and not post.takes(self.other, sender, to):
-            raise ValueError(f"a part of a tensor from rank {sender} to rank {to}")
+            raise ValueError(f"rank {self.other} sent a part of a tensor from rank {sender} to rank {to}")
 
     def _received(self, size: int, of: Post | None = None) -> memoryview:
         """The next bytes, whose reads are counted in ``of``. Raises EOFError where the connection ended."""
@@ -133,15 +144,52 @@ class Line:
         return data
 
 
-class Post:
-    """What this rank sends to others and gets from them, over its lines."""
+def most_sent_bytes(config: ModelConfig, dims: DecoderConfig) -> int:
+    """The most bytes of tensors that a rank sends another one before that one takes the first of them.
 
-    def __init__(self, rank: int, count: int, on_end: Callable[[int], None] = lambda other: None) -> None:
-        """``count``: of ranks. ``on_end`` is called when the connection to another rank ended."""
+    A stage sends the branch and the residual of a step's rows, and gets no other step before these are computed. Ranks
+    of one stage wait for each other in every sum, so one is ahead of another by two: of a product's columns, or of
+    logits. Numbers have at most 4 bytes.
+    """
+    rows, share = config.scheduler.max_num_batched_tokens, config.parallel.tensor
+    handed = 2 * dims.hidden_size
+    if share == 1:
+        return 4 * rows * handed
+    inner = max(dims.intermediate_size, *(0 if one is None else one.intermediate_size for one in (*dims.moe, None)))
+    widest = max(dims.hidden_size, inner, (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim)
+    return 4 * (rows * (handed + 2 * widest) + max(rows, most_sampled_rows(config)) * -(-dims.vocab_size // share))
+
+
+class WrongLengthError(EOFError):
+    """A rank sent a tensor of another length than this rank awaits. Nothing more of the group's can be relied on."""
+
+
+class _Box:
+    """What one rank has sent to this one, and this one has not taken yet."""
+
+    __slots__ = ("arriving", "pieces", "unread_bytes")
+
+    def __init__(self) -> None:
+        self.pieces: queue.SimpleQueue[tuple[memoryview, int] | None] = queue.SimpleQueue()
+        self.arriving = 0  # bytes that are missing from the tensor whose pieces arrive now
+        self.unread_bytes = 0
+
+
+class Post:
+    """What this rank sends to others and gets from them, over its lines.
+
+    ``most_bytes``: of tensors that one rank may have sent to this one before it takes them (``most_sent_bytes``).
+    """
+
+    def __init__(self, rank: int, count: int, on_end: Callable[[int, str], None] = lambda other, why: None) -> None:
+        """``count``: of ranks. ``on_end`` is called when the connection to another rank ended; its second argument
+        says why, where that rank is at fault."""
         self.rank = rank
+        self.most_bytes = 0
         self._on_end = on_end
         self._lines: dict[int, Line] = {}
-        self._boxes: list[queue.SimpleQueue[memoryview | None]] = [queue.SimpleQueue() for _ in range(count)]
+        self._boxes = [_Box() for _ in range(count)]
+        self._counting = threading.Lock()  # of unread bytes
         self._meetings = 0
         self.num_reads = 0  # of bytes of tensors: each shows that the connection works, also where a piece takes long
         self.waits_in: int | None = None  # the number of the tensor that it waits for; None: for none
@@ -161,22 +209,33 @@ class Post:
         data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
         line = self._lines[to if self.rank == 0 else 0]
         for first in range(0, len(data), PIECE_BYTES):
-            line.send_piece(self.rank, to, data[first : first + PIECE_BYTES])
+            line.send_piece(self.rank, to, data[first : first + PIECE_BYTES], len(data))
 
     def receive(self, into: Tensor, sender: int) -> Tensor:
         """``into``, which is contiguous, filled by the next tensor of another rank. Raises EOFError where a connection
-        ended."""
+        ended; WrongLengthError where that tensor has another length, and ends the connection."""
         data = into.view(-1).view(torch.uint8).numpy().data
+        box = self._boxes[sender]
         self._meetings += 1
         self.waits_in = self._meetings
         filled = 0
         while filled < len(data):
-            piece = self._boxes[sender].get()
-            if piece is None:
-                self._boxes[sender].put(None)
+            found = box.pieces.get()
+            if found is None:
+                box.pieces.put(None)
                 raise EOFError(f"the connection of rank {self.rank} to rank {sender} ended")
+            piece, of = found
+            if of != len(data):
+                why = f"rank {sender} sent a tensor of {of} bytes to rank {self.rank}, which awaits {len(data)}"
+                _log.error("%s", why)
+                self._on_end(sender, why)
+                for line in self._lines.values():
+                    line.close()
+                raise WrongLengthError(why)
             data[filled : filled + len(piece)] = piece
             filled += len(piece)
+            with self._counting:
+                box.unread_bytes -= len(piece)
         self.waits_in = None
         return into
 
@@ -186,19 +245,39 @@ class Post:
             return sender == other and to != other and (to == 0 or to in self._lines)
         return to == self.rank and sender != to and sender < len(self._boxes)
 
-    def arrived(self, sender: int, to: int, data: memoryview) -> None:
-        """A piece came over a line: it is for this rank, or is passed on."""
+    def check_piece(self, sender: int, to: int, size: int, of: int) -> None:
+        """Raises ValueError where the next piece for this rank does not go on with its tensor, or has no place, before
+        there is memory for it."""
+        if to != self.rank:
+            return
+        box = self._boxes[sender]
+        missing = box.arriving or of
+        if not 0 < size <= missing:
+            raise ValueError(f"rank {sender} sent {size} bytes to rank {to} as a part of a tensor that lacks {missing}")
+        with self._counting:
+            waiting = box.unread_bytes + missing
+        if waiting > self.most_bytes:
+            raise ValueError(
+                f"rank {sender} sent tensors of {waiting} bytes to rank {to}, and a step has at most {self.most_bytes}"
+            )
+
+    def arrived(self, sender: int, to: int, data: memoryview, of: int) -> None:
+        """A piece of a tensor of ``of`` bytes came over a line: it is for this rank, or is passed on."""
         if to == self.rank:
-            self._boxes[sender].put(data)
+            box = self._boxes[sender]
+            box.arriving = (box.arriving or of) - len(data)
+            with self._counting:
+                box.unread_bytes += len(data)
+            box.pieces.put((data, of))
         else:
             with contextlib.suppress(OSError):  # the thread that reads that line tells that it ended
-                self._lines[to].send_piece(sender, to, data)
+                self._lines[to].send_piece(sender, to, data, of)
 
-    def ended(self, other: int) -> None:
+    def ended(self, other: int, why: str = "") -> None:
         """The connection to another rank ended: no rank gets anything more through it."""
         for box in self._boxes if self.rank else [self._boxes[other]]:
-            box.put(None)
-        self._on_end(other)
+            box.pieces.put(None)
+        self._on_end(other, why)
 
 
 class _Sent:

@@ -50,8 +50,8 @@ from inferd.engine.ranks.messages import (
     send,
 )
 from inferd.engine.ranks.peers import GroupPeers
-from inferd.engine.ranks.post import Line, Post, PostPeers, report_work
-from inferd.engine.ranks.watch import LOOK_S, Stopped
+from inferd.engine.ranks.post import Line, Post, PostPeers, WrongLengthError, most_sent_bytes, report_work
+from inferd.engine.ranks.watch import EXIT_RANK_LOST, LOOK_S, Stopped
 from inferd.engine.runner import Runner
 from inferd.errors import ModelLoadError
 from inferd.machine.memory import available_bytes, rss_bytes
@@ -254,6 +254,7 @@ def serve(connection: Wire, post: Post | None, elsewhere: Elsewhere | None) -> i
         if post is None:
             decoder, peers = load_share(folder, config, share, FileStore(begin.store, share.count), begin.memory)
         else:
+            post.most_bytes = most_sent_bytes(config, read_config(Source(folder / "config.json")))
             peers = PostPeers(share, post)
             decoder = load_part(folder, config, share, peers)
         digest = digest_of_files(folder)
@@ -320,6 +321,9 @@ def main() -> NoReturn:
             threading.Thread(target=_watch, args=(options.parent,), name="inferd-watch", daemon=True).start()
         try:
             code = serve(connection, post, elsewhere)
+        except WrongLengthError as error:
+            print(f"{error}; this rank ends", file=sys.stderr, flush=True)
+            code = EXIT_RANK_LOST
         except (EOFError, ConnectionError):  # rank 0 has ended
             code = EXIT_ORPHANED
     os._exit(code)  # without waiting for the teardown of the libraries

@@ -13,7 +13,7 @@ RANK_COMMAND = (sys.executable, "-P", "-m", "inferd.engine.ranks.rank")
 """Starts a rank. -P: one that is started in a model's folder must not import what lies there."""
 
 EXIT_RANK_LOST = 6
-"""Status of a rank 0 that ended because another rank was lost."""
+"""Status of a rank that ended because another one was lost, or sent what it must not."""
 
 LOOK_S = 0.1  # between two looks at the processes of a group
 LOOKS = 3  # in a row at which a process is stopped, until it counts as lost
