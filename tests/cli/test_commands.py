@@ -25,10 +25,10 @@ from sklearn.ensemble import RandomForestClassifier
 from tests.predict.row_models import cumulative_sum
 
 from inferd.cli.chat import converse
-from inferd.cli.flags import MODEL_LEAVES, SERVER_LEAVES, flag_name, in_flags
+from inferd.cli.flags import MODEL_LEAVES, NODES_LEAVES, SERVER_LEAVES, flag_name, in_flags
 from inferd.cli.main import COMMANDS, cli, main
 from inferd.cli.serve import serve_config
-from inferd.config import Config
+from inferd.config import Config, ParallelConfig
 from inferd.types import JSON
 
 
@@ -60,7 +60,7 @@ def test_the_help_of_every_command_has_an_example(name: str) -> None:
 
 
 def test_no_two_settings_share_a_flag() -> None:
-    names = [flag_name(leaf) for leaf in [*SERVER_LEAVES, *MODEL_LEAVES]]
+    names = [flag_name(leaf) for leaf in [*SERVER_LEAVES, *MODEL_LEAVES, *NODES_LEAVES]]
     assert len(names) == len(set(names))
     assert {"--port", "--max-model-len", "--max-num-seqs", "--kv-cache-memory"} <= set(names)
 
@@ -79,6 +79,40 @@ def test_flags_reach_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.server.port == 9000
     model = config.models["m"]
     assert (model.kv_cache.memory_bytes, model.scheduler.prefix_caching) == (2**30, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--machines 2 --nodes-listen :0", "--machines: 2, but 1 rank does not divide by it; take another number of"),
+        ("--pipeline-parallel 3 --machines 2 --nodes-listen :0", "or of stages (--pipeline-parallel)."),
+        ("--pipeline-parallel 2 --machines 2", "none can join; set --nodes-listen to HOST:PORT."),
+        (
+            "--pipeline-parallel 2 --machines 2 --nodes-listen :0 --devices-memory 1GiB",
+            "--machines: all ranks are placed on this machine by --devices-memory; leave one of the two out.",
+        ),
+    ],
+)
+def test_flags_that_do_not_spread_a_replica_over_machines_are_refused(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "demo-draft", *words.split()]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_flags_spread_a_replica_over_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Config] = []
+
+    def remember(config: Config, source: object = None, known: object = (), words: object = None) -> int:
+        seen.append(config)
+        return 0
+
+    monkeypatch.setattr("inferd.cli.serve.run", remember)
+    words = "--pipeline-parallel 2 --machines 2 --nodes-listen 127.0.0.1:0"
+    assert main(["serve", "demo-draft", *words.split()]) == 0
+    (config,) = seen
+    model = config.models["demo-draft"]
+    assert (model.parallel, config.nodes.listen) == (ParallelConfig(pipeline=2, machines=2), "127.0.0.1:0")
 
 
 def test_a_files_models_take_flags_when_it_is_clear_which(tmp_path: Path) -> None:

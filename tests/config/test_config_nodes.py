@@ -36,7 +36,7 @@ def problem(nodes: dict[str, Any], **model: Any) -> str:
         (
             {"listen": "h:1"},
             {"parallel": {"pipeline": 3, "machines": 2}},
-            "parallel.machines: 2, but 3 ranks (tensor 1 x pipeline 3) do not divide by it",
+            "parallel.machines: 2, but 3 ranks do not divide by it; take another number of machines, or of stages",
         ),
         (
             {"listen": "h:1"},

@@ -502,7 +502,8 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
         if model.layout:
             out.print(f"{model.name} is divided among {model.layout}; the figures are of all ranks.", markup=False)
         if model.parallel.machines > 1:
-            out.print(spread_line(model), markup=False)
+            for line in spread_lines(model):
+                out.print(line, markup=False)
         if model.placed is not None:
             for line in placed_lines(model.name, model.placed):
                 out.print(line, markup=False)
@@ -512,8 +513,8 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
             out.print(f"{model.name}: {model.rope_factors}.", markup=False)
 
 
-def spread_line(model: MemoryEstimate) -> str:
-    """Where the ranks of a model on several machines will be, and what each machine must have."""
+def spread_lines(model: MemoryEstimate) -> list[str]:
+    """Where the ranks of a model on several machines will be, what each machine must have, and why it is spread."""
     parallel = model.parallel
     own = "rank 0" if parallel.per_machine == 1 else f"ranks 0 to {parallel.per_machine - 1}"
     others = (
@@ -523,7 +524,16 @@ def spread_line(model: MemoryEstimate) -> str:
     )
     nodes = "a node" if parallel.machines == 2 else f"{parallel.machines - 1} nodes, {parallel.per_machine} on each"
     each = bytes_text(model.here_bytes)
-    return f"{model.name} has {own} on this machine and {others} on {nodes} that join; each machine needs about {each}."
+    lines = [
+        f"{model.name} has {own} on this machine and {others} on {nodes} that join; each machine needs about {each}."
+    ]
+    if model.whole_bytes:
+        whole = bytes_text(model.whole_bytes)
+        lines.append(
+            f"  One machine: at least {whole}, which this one does not have. A node with so much has all of it, and "
+            "with other nodes the fewest that hold it are taken."
+        )
+    return lines
 
 
 def placed_lines(name: str, placed: Placed) -> list[str]:

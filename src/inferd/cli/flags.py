@@ -191,10 +191,12 @@ def _about(leaf: Leaf) -> str:
 
     def flagged(found: re.Match[str]) -> str:
         other = named.get(found["name"]) or beside.get(found["name"])
-        is_named = found["mark"] or other is not None and ("_" in other.name or "." in found["name"])
+        is_named = found["mark"] or (other is not None and ("_" in other.name or "." in found["name"]))
         return flag_name(other) if other is not None and is_named else found[0]
 
-    return re.sub(r"(?<![\w./-])(?P<mark>'?)(?P<name>(?:nodes\.)?[a-z]\w+)(?P=mark)(?![\w/-])", flagged, leaf.description)
+    return re.sub(
+        r"(?<![\w./-])(?P<mark>'?)(?P<name>(?:nodes\.)?[a-z]\w+)(?P=mark)(?![\w/-])", flagged, leaf.description
+    )
 
 
 def _default(leaf: Leaf) -> str:
@@ -230,9 +232,7 @@ MODEL_LEAVES = leaves(
 )
 
 
-NODES_LEAVES = [
-    replace(leaf, path=("nodes", *leaf.path)) for leaf in leaves(NodesConfig) if leaf.path == ("listen",)
-]
+NODES_LEAVES = [replace(leaf, path=("nodes", *leaf.path)) for leaf in leaves(NodesConfig) if leaf.path == ("listen",)]
 """Other settings of nodes concern more than one server or model."""
 
 

@@ -153,10 +153,11 @@ def _machines(here: Place, model: ModelConfig, config: Config) -> Iterator[Probl
     if parallel.machines == 1 or model.is_remote:
         return
     if parallel.count % parallel.machines:
+        has = "1 rank does" if parallel.count == 1 else f"{parallel.count} ranks do"
         yield Problem(
             at,
-            f"{parallel.machines}, but {parallel.count} ranks (tensor {parallel.tensor} x pipeline "
-            f"{parallel.pipeline}) do not divide by it; take another number of machines or of ranks.",
+            f"{parallel.machines}, but {has} not divide by it; take another number of machines, or of stages "
+            "(parallel.pipeline).",
         )
     if config.nodes.listen is None:
         yield Problem(at, "ranks on other machines run on nodes, and none can join; set nodes.listen to HOST:PORT.")
@@ -167,11 +168,37 @@ def _machines(here: Place, model: ModelConfig, config: Config) -> Iterator[Probl
             "which nodes may have the other ranks.",
         )
     if config.server.devices.memory_bytes is not None:
-        yield Problem(at, "server.devices places all ranks on this machine; leave one of the two settings out.")
+        yield Problem(
+            at, "all ranks are placed on this machine by server.devices.memory_bytes; leave one of the two out."
+        )
     if model.scaling is not None:
         yield Problem((*here, "scaling"), "replicas on several machines do not follow the load yet; set replicas.")
     if model.verify is not None:
         yield Problem((*here, "verify"), "files on other machines are not verified yet; leave verify or machines out.")
+
+
+def spread_obstacle(model: ModelConfig, config: Config) -> str:
+    """What keeps the server from spreading a model over machines where none holds it alone: a remedy. Empty: nothing.
+
+    Only settings count here. The files say whether layers can be divided.
+    """
+    if model.parallel.count > 1:
+        return "leave parallel out, or set parallel.machines"
+    if model.roles is not None:
+        return "leave roles out, whose replicas are not divided"
+    if model.placement.nodes != "any":
+        return "leave placement.nodes out, as a replica on several machines begins on this one"
+    if model.scaling is not None:
+        return "set replicas in place of scaling"
+    if model.verify is not None:
+        return "leave verify out, as files on other machines are not verified"
+    if model.device.startswith("cuda"):
+        return "set device to cpu"
+    if config.server.devices.memory_bytes is not None:
+        return "leave server.devices.memory_bytes out, which places all ranks on this machine"
+    if config.nodes.listen is None:
+        return "set nodes.listen to HOST:PORT, and start inferd node on other machines"
+    return ""
 
 
 def _payloads(config: Config) -> Iterator[Problem]:

@@ -119,7 +119,7 @@ export class Page extends View {
       <${Table} caption=${"Replicas of " + visibleLine(model.name)} empty="No replica is loaded."
         head=${["Replica", "State", "In flight", "Breaker", "Restarts", "Memory", "Process", "Content", "Last load"]}
         rows=${model.replicas.map((replica) => html`<tr>
-          <th scope="row"><${Name} text=${replica.name} />${replica.role !== "both" && html` (${replica.role})`}${replica.detail && html`<br /><bdi>${visible(replica.detail)}</bdi>`}</th>
+          <th scope="row"><${Name} text=${replica.name} />${replica.role !== "both" && html` (${replica.role})`}${places(replica).map((one) => html`<br />${one.text} <${Name} text=${one.node} />`)}${replica.detail && html`<br /><bdi>${visible(replica.detail)}</bdi>`}</th>
           <td><${State} state=${replica.state} /></td><td>${replica.in_flight}</td><td><${State} state=${replica.breaker} /></td>
           <td>${replica.restarts}</td><td>${replica.memory_bytes ? bytes(replica.memory_bytes) : "–"}</td><td>${replica.pid ?? "–"}</td>
           <td><code>${visibleLine(replica.artifact) || "–"}</code></td><td>${load(replica)}</td>
@@ -142,6 +142,12 @@ export class Page extends View {
         </tr>`)} />
       <${Command} text="inferd keys create --tenant me --scopes infer,models,metrics,admin" />`;
   }
+}
+
+/** The nodes of a replica: that of its worker, and those of its ranks elsewhere. */
+export function places(replica) {
+  const worker = replica.node ? [{ text: "on", node: replica.node }] : [];
+  return [...worker, ...(replica.rank_nodes || []).map((node) => ({ text: "ranks also on", node }))];
 }
 
 /** The last load of a replica, with its phases. */
