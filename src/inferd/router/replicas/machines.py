@@ -437,11 +437,12 @@ class Machines:
         """Start a worker for a spot, or all ranks of a group. Raises OSError; NoMachineError."""
         if spot.machine is None or spot.others or load.model.parallel.machines > 1:
             spot.machine, spot.others, spot.part_bytes = None, (), 0
-            spot.machine, *others = self._choose(spot, load.model, spot.avoided)
-            spot.others = tuple(others)
+            names = self._choose(spot, load.model, spot.avoided)
+            if len(names) > 1 and load.model.parallel.machines == 1:
+                spot.part_bytes = spot.parts(load.model)[len(names) - 1]
+                load = msgspec.structs.replace(load, model=self._divided(spot, load.model, names))
+            spot.machine, spot.others = names[0], names[1:]
         if spot.others:
-            if load.model.parallel.machines == 1:
-                load = msgspec.structs.replace(load, model=self._divided(spot, load.model))
             nodes = [self._nodes[node] for node in spot.others]
 
             def start(changed: Load) -> Life:
@@ -453,20 +454,17 @@ class Machines:
             return node.launch(name, load, on_messages, on_writable)
         return self._start_here(spot, name, load, on_messages, on_writable)
 
-    def _divided(self, spot: Spot, model: ModelConfig) -> ModelConfig:
-        """The settings of a replica in the layout that was chosen: one stage on each machine.
+    def _divided(self, spot: Spot, model: ModelConfig, names: Collection[str]) -> ModelConfig:
+        """The settings of a replica in the layout that was chosen: one stage on each of these machines.
 
         Stages have the bits of one process, so the choice changes no answer.
         """
-        count = 1 + len(spot.others)
-        spot.part_bytes = spot.parts(model)[count - 1]
         limit = model.memory_bytes
         if limit is None and self.has_budget:
-            free = [one.free_bytes for one in self.machines(spot.model, spot) if spot.is_on(one.name)]
-            limit = count * min(each for each in free if each is not None)
-        return msgspec.structs.replace(
-            model, parallel=ParallelConfig(pipeline=count, machines=count), memory_bytes=limit
-        )
+            free = [one.free_bytes for one in self.machines(spot.model, spot) if one.name in names]
+            limit = len(names) * min(each for each in free if each is not None)
+        parallel = ParallelConfig(pipeline=len(names), machines=len(names))
+        return msgspec.structs.replace(model, parallel=parallel, memory_bytes=limit)
 
     def _start_here(
         self,

@@ -1,7 +1,7 @@
 // Models: their states, replicas and actions.
 // @ts-check
 import { call, get, segment } from "../api.js";
-import { bytes, clock, number, seconds } from "../format.js";
+import { bytes, clock, number, places, seconds } from "../format.js";
 import { Rollout } from "../rollouts.js";
 import { may } from "../session.js";
 import { Lanes } from "../waterfall.js";
@@ -142,12 +142,6 @@ export class Page extends View {
         </tr>`)} />
       <${Command} text="inferd keys create --tenant me --scopes infer,models,metrics,admin" />`;
   }
-}
-
-/** The nodes of a replica: that of its worker, and those of its ranks elsewhere. */
-export function places(replica) {
-  const worker = replica.node ? [{ text: "on", node: replica.node }] : [];
-  return [...worker, ...(replica.rank_nodes || []).map((node) => ({ text: "ranks also on", node }))];
 }
 
 /** The last load of a replica, with its phases. */
