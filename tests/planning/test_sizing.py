@@ -399,3 +399,14 @@ def test_messages_of_a_divided_layer_are_those_of_its_form() -> None:
     assert messages(of, rows, "int8", divided, device) == pytest.approx(32 * integers)
     assert messages(of, rows, "int4", divided, device) == pytest.approx(32 * integers)
     assert messages(of, rows, "int8", Layout(tensor=1, pipeline=1), device) == 0.0
+
+
+@pytest.mark.parametrize(("group", "machines"), [(1, 2), (2, 1)])
+def test_processors_of_several_machines_are_told_with_what_serves_them(group: int, machines: int) -> None:
+    load = Load(requests=1, tokens=128, answer=32)
+    whole = need(SHAPES["7b"], "int8", load, ONE, on_cpu=True).total_bytes
+    processor = msgspec.structs.replace(bundled_devices()["epyc-9554"], memory_gb=0.7 * whole / 1e9, group=group)
+    offer = Offer(name="box", device=processor, count=2)
+    found = choice(SHAPES["7b"], "int8", Demand(load=load), offer, bundled_prices())
+    assert found.layout is not None
+    assert (found.layout.devices, found.machines, "machines" in found.notes) == (2, machines, machines > 1)

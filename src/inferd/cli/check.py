@@ -522,17 +522,18 @@ def spread_lines(model: MemoryEstimate) -> list[str]:
         if parallel.count - parallel.per_machine == 1
         else (f"ranks {parallel.per_machine} to {parallel.count - 1}")
     )
-    nodes = "a node" if parallel.machines == 2 else f"{parallel.machines - 1} nodes, {parallel.per_machine} on each"
+    nodes = (
+        "a node that joins"
+        if parallel.machines == 2
+        else f"{parallel.machines - 1} nodes that join, {parallel.per_machine} on each"
+    )
     each = bytes_text(model.here_bytes)
-    lines = [
-        f"{model.name} has {own} on this machine and {others} on {nodes} that join; each machine needs about {each}."
-    ]
+    lines = [f"{model.name} has {own} on this machine and {others} on {nodes}; each machine needs about {each}."]
     if model.whole_bytes:
-        whole = bytes_text(model.whole_bytes)
-        lines.append(
-            f"  One machine: at least {whole}, which this one does not have. A node with so much has all of it, and "
-            "with other nodes the fewest that hold it are taken."
-        )
+        lines += [
+            f"  Not one machine: a replica takes at least {bytes_text(model.whole_bytes)} there, and this one has less.",
+            "  A node with so much gets all of it; otherwise the fewest machines are taken that hold it together.",
+        ]
     return lines
 
 

@@ -46,6 +46,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # why it cannot be; empty: it can
     layout: Layout | None = None
     need: Need | None = None  # of the fullest device
+    machines: int = 1  # that the devices of a replica are in
     memory_bytes: int = 0  # of one device
     requests_at_once: int = 0  # of the demand's length, in one replica
     speed: Speed | None = None
@@ -179,6 +180,7 @@ def choice(shape: Shape, form: Format, demand: Demand, offer: Offer, prices: Pri
         device=offer.name,
         form=form,
         layout=layout,
+        machines=math.ceil(layout.devices / device.group),
         need=needed,
         memory_bytes=device.memory_bytes,
         requests_at_once=needed.requests_within(device.memory_bytes),
@@ -242,6 +244,8 @@ def _notes(form: Format, layout: Layout, device: Device) -> list[str]:
     notes = []
     if layout.devices > 1:
         notes.append("parallel")
+    if layout.devices > device.group and device.vendor == "cpu":
+        notes.append("machines")
     if form == "int4" and device.vendor != "cpu":
         notes.append("int4")
     if device.vendor in ("amd", "other"):
@@ -252,6 +256,8 @@ def _notes(form: Format, layout: Layout, device: Device) -> list[str]:
 NOTES: Final[Mapping[str, str]] = {
     "parallel": "inferd divides a replica among processes on CPUs, and on GPUs not yet. A layout of several GPUs needs "
     "another engine, which may stand behind inferd as a remote server.",
+    "machines": "A server's machine that does not hold a model takes nodes that joined it for a stage of layers on "
+    "each, without a setting; parallel: {pipeline: N, machines: N} asks for N machines (docs/parallel.md).",
     "int4": "inferd computes int4 on processors only; on this device another engine, or int8.",
     "vendor": "inferd was never run on this device.",
 }

@@ -130,6 +130,7 @@ def _told(one: Choice, found: Sizing) -> str:
     count = f"{layout.devices} x {one.device}"
     if layout.devices > 1:
         count += f" (tensor {layout.tensor}, pipeline {layout.pipeline})"
+        count += f" on {one.machines} machines" if one.machines > 1 else ""
     replicas = f"{one.replicas} replicas of {count}" if one.replicas > 1 else count
     cost = one.cost
     price = (
