@@ -530,8 +530,9 @@ def spread_lines(model: MemoryEstimate) -> list[str]:
     each = bytes_text(model.here_bytes)
     lines = [f"{model.name} has {own} on this machine and {others} on {nodes}; each machine needs about {each}."]
     if model.whole_bytes:
+        whole = bytes_text(model.whole_bytes)
         lines += [
-            f"  Not one machine: a replica takes at least {bytes_text(model.whole_bytes)} there, and this one has less.",
+            f"  Not one machine: a replica takes at least {whole} there, and this one has less.",
             "  A node with so much gets all of it; otherwise the fewest machines are taken that hold it together.",
         ]
     return lines
