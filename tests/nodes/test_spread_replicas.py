@@ -131,7 +131,7 @@ def test_a_model_that_no_machine_holds_is_spread_without_a_setting(load: str, tm
     model = msgspec.structs.replace(
         spread(ParallelConfig()),
         kv_cache=KVCacheConfig(memory_bytes=400 << 20),
-        load=load,  # type: ignore[arg-type]
+        load=load,
     )
     whole, part, *_ = plan_parts(model)
     room = (whole + part) // 2

@@ -37,7 +37,8 @@ def end_between_micro_batches(flag: Path, lost: int) -> None:
             flag.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Pipe.begin, Pipe.leave = begins, leaves  # type: ignore[method-assign]
+    Pipe.begin = begins  # type: ignore[method-assign]
+    Pipe.leave = leaves  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
