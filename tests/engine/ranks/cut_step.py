@@ -24,16 +24,16 @@ from inferd.worker.main import main as worker
 
 def end_between_micro_batches(flag: Path, lost: int) -> None:
     begin, leave = Pipe.begin, Pipe.leave
-    sizes: list[int] = []
+    rows: list[int] = []
 
-    def begins(self: Pipe, of: Sequence[int]) -> None:
-        sizes[:] = of
-        begin(self, of)
+    def begins(self: Pipe, sizes: Sequence[int]) -> None:
+        rows[:] = sizes
+        begin(self, sizes)
 
     def leaves(self: Pipe, states: Tensor) -> None:
         leave(self, states)
-        if len(sizes) > 1 and self._share.rank == lost and flag.exists():
-            flag.with_suffix(".done").write_text(str(len(sizes)))
+        if len(rows) > 1 and self._share.rank == lost and flag.exists():
+            flag.with_suffix(".done").write_text(str(len(rows)))
             flag.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
