@@ -498,7 +498,7 @@ def test_no_sentence_of_a_list_of_commands_is_cut(monkeypatch: pytest.MonkeyPatc
 def test_the_flags_of_serve_are_listed_by_section_and_the_common_ones_first() -> None:
     shown = CliRunner().invoke(cli, ["serve", "--help"]).output
     sections = re.findall(r"^([a-zA-Z_]+)(?: \(.*\))?:$", shown, re.M)
-    assert sections[sections.index("Options") :][:5] == ["Options", "server", "tls", "devices", "model"]
+    assert sections[sections.index("Options") :][:6] == [*("Options", "server", "tls", "devices", "nodes", "model")]
     assert {"batching", "scheduler", "kv_cache", "queue"} <= set(sections)
     first = shown.partition("Options:")[2].partition("server (")[0]
     assert all(flag in first for flag in ("--name", "--port", "--max-model-len", "--kv-cache-memory", "--options"))
