@@ -220,13 +220,3 @@ test("an example has every needed field", () => {
   assert.deepEqual(example("/new", { $ref: "#/components/schemas/A" }, schemas, "m"), { model: "m", n: 2, list: [{ kind: "x" }] });
   assert.equal(example("/v1/chat/completions", {}, {}, "m").model, "m");
 });
-
-test("a replica tells the node of its worker and those of its ranks elsewhere", () => {
-  assert.deepEqual(format.places({ node: "", rank_nodes: [] }), []);
-  assert.deepEqual(format.places({ node: "" }), [], "a server of an earlier version");
-  assert.deepEqual(format.places({ node: "a", rank_nodes: [] }), [{ text: "on", node: "a" }]);
-  assert.deepEqual(format.places({ node: "", rank_nodes: ["a", "b"] }), [
-    { text: "ranks also on", node: "a" },
-    { text: "ranks also on", node: "b" },
-  ]);
-});

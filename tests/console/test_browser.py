@@ -720,7 +720,7 @@ def test_the_nodes_of_a_replica_are_shown(tab: Tab, server: Demo) -> None:
     page.goto(server.url + "console/#/models")
     replica = page.locator("th[scope=row]").filter(has_text="rack-1")
     replica.wait_for()
-    assert "\non rack-1\nranks also on rack-2\nranks also on rack-3" in replica.inner_text()
+    assert "\non rack-1\nranks on rack-2\nranks on rack-3" in replica.inner_text()
 
 
 # -- hostile texts -------------------------------------------------------------------------------

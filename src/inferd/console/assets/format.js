@@ -64,12 +64,3 @@ export function clock(at) {
 
 /** @param {number | null | undefined} at seconds since the epoch */
 export const date = (at) => (at ? new Date(at * 1000).toLocaleString([], { hour12: false }) : "never");
-
-/**
- * The nodes of a replica: that of its worker, and those of its ranks elsewhere.
- * @param {{node?: string, rank_nodes?: string[]}} replica
- */
-export function places(replica) {
-  const worker = replica.node ? [{ text: "on", node: replica.node }] : [];
-  return [...worker, ...(replica.rank_nodes || []).map((node) => ({ text: "ranks also on", node }))];
-}

@@ -1,7 +1,7 @@
 // Models: their states, replicas and actions.
 // @ts-check
 import { call, get, segment } from "../api.js";
-import { bytes, clock, number, places, seconds } from "../format.js";
+import { bytes, clock, number, seconds } from "../format.js";
 import { Rollout } from "../rollouts.js";
 import { may } from "../session.js";
 import { Lanes } from "../waterfall.js";
@@ -76,7 +76,7 @@ export class Page extends View {
       <${Problem} error=${error} retry=${() => this.read()} />
       <p role="status">${said}</p>
       ${status && this.server(status)}
-      ${status && [...status.models].sort((one, other) => (other.name === rest ? 1 : 0) - (one.name === rest ? 1 : 0)).map((model) => this.model(model, status.energy, rollouts.find((one) => one.model === model.name)))}
+      ${status && [...status.models].sort((one, other) => +(other.name === rest) - +(one.name === rest)).map((model) => this.model(model, status.energy, rollouts.find((one) => one.model === model.name)))}
       ${list && this.plain(list)}
       ${asked && html`<${Confirm} title=${asked.title} verb=${asked.verb} action=${asked.action} onClose=${() => this.put({ asked: null })}><p>${asked.text}</p><//>`}`;
   }
@@ -104,7 +104,7 @@ export class Page extends View {
 
   model(model, energy, rollout) {
     const used = energy && energy.models.find((one) => one.name === model.name);
-    const isLocal = model.replicas.some((replica) => replica.kind === "local") || model.replicas.length === 0;
+    const isLocal = model.replicas.some((replica) => replica.kind === "local") || !model.replicas.length;
     return html`<section class="card" key=${model.name} aria-label=${"Model " + visibleLine(model.name)}>
       <h2><${Name} text=${model.name} /> <${State} state=${model.state} /></h2>
       <p>
@@ -119,7 +119,7 @@ export class Page extends View {
       <${Table} caption=${"Replicas of " + visibleLine(model.name)} empty="No replica is loaded."
         head=${["Replica", "State", "In flight", "Breaker", "Restarts", "Memory", "Process", "Content", "Last load"]}
         rows=${model.replicas.map((replica) => html`<tr>
-          <th scope="row"><${Name} text=${replica.name} />${replica.role !== "both" && html` (${replica.role})`}${places(replica).map((one) => html`<br />${one.text} <${Name} text=${one.node} />`)}${replica.detail && html`<br /><bdi>${visible(replica.detail)}</bdi>`}</th>
+          <th scope="row"><${Name} text=${replica.name} />${replica.role !== "both" && html` (${replica.role})`}${replica.node && html`<br />on <${Name} text=${replica.node} />`}${replica.rank_nodes.map((one) => html`<br />ranks on <${Name} text=${one} />`)}${replica.detail && html`<br /><bdi>${visible(replica.detail)}</bdi>`}</th>
           <td><${State} state=${replica.state} /></td><td>${replica.in_flight}</td><td><${State} state=${replica.breaker} /></td>
           <td>${replica.restarts}</td><td>${replica.memory_bytes ? bytes(replica.memory_bytes) : "–"}</td><td>${replica.pid ?? "–"}</td>
           <td><code>${visibleLine(replica.artifact) || "–"}</code></td><td>${load(replica)}</td>
