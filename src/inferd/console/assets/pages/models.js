@@ -1,4 +1,4 @@
-// Models: their states, replicas and actions.
+// Models: states, replicas and actions.
 // @ts-check
 import { call, get, segment } from "../api.js";
 import { bytes, clock, number, seconds } from "../format.js";
