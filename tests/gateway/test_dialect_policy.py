@@ -65,7 +65,8 @@ def cases() -> Iterator[Case]:
         choice = CHOICES.get(path, {"type": "function", "function": {"name": "t"}})
         yield Case(path, {"field_of_tomorrow": 1}, "field_of_tomorrow", unknown)
         if tool:
-            yield Case(path, {"tools": [TOOL]}, "tools.of_tomorrow", tool)
+            sent = TOOL if chosen else {"type": TOOL["type"]}  # the name is for the choice, and a key of its own
+            yield Case(path, {"tools": [sent]}, "tools.of_tomorrow", tool)
             if chosen:
                 yield Case(path, {"tools": [TOOL], "tool_choice": choice}, "", chosen)
         for cell in filter(None, (without_effect, unsupported)):
