@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from inferd.structured.names import Place, place_behind
+from inferd.structured.names import Place
+from inferd.structured.place_behind import place_behind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -18,7 +18,8 @@ import numpy as np
 from inferd.errors import InferdError, InternalError, InvalidRequest
 from inferd.structured.check import TaggedValidator, Validator
 from inferd.structured.closing import Closing, Plan, Position
-from inferd.structured.names import Place, place_behind
+from inferd.structured.names import Place
+from inferd.structured.place_behind import place_behind
 from inferd.structured.vocabulary import Tokens, Vocabulary
 from inferd.types import CallDelta
 

@@ -10,14 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-    from inferd.structured.vocabulary import Vocabulary
 
 Follow = Callable[[tuple[int, ...]], np.ndarray]
 """The mask behind some more tokens, in words of 32 bits."""
@@ -97,25 +92,6 @@ def first_place(begins: Iterable[str], *, is_begun: bool) -> Place | None:
     if not texts and not is_begun:
         return None
     return Place(begins=texts, beside=None if is_begun else b"")
-
-
-def place_behind(
-    place: Place | None, token_id: int, vocabulary: Vocabulary, matcher: LLMatcher, tokens: Sequence[int] = ()
-) -> Place | None:
-    """The place behind a token; ``None`` where it repeats a name. ``matcher``: the state of the grammar before
-    ``tokens``, which the token follows.
-
-    Where free text may go on, no JSON text begins, although the text before it reads so.
-    """
-    if place is None or token_id in vocabulary.eos_ids:
-        return place
-    data = vocabulary.token_bytes(token_id)
-    after = place.after(data)
-    if place.beside is None or (after is not None and after.beside is not None):
-        return after
-    path = [*tokens, token_id]
-    is_prose = any(matcher.validate_tokens([*path, other]) > len(path) for other in vocabulary.outside_json)
-    return place._replace(beside=(place.beside + data)[-LONGEST_BEGIN:]) if is_prose else after
 
 
 class QuoteTokens:
