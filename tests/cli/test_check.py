@@ -102,22 +102,6 @@ def test_the_plan_is_a_table_of_bytes(tmp_path: Path, capsys: pytest.CaptureFixt
     )
 
 
-def test_a_model_that_this_machine_does_not_hold_is_told_with_its_layout(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = "models: {m: {source: demo, kv_cache: {memory_bytes: 1GiB}}}\n"
-    path = written(tmp_path, f"server: {{memory_bytes: 1GiB}}\nnodes: {{listen: '127.0.0.1:0'}}\n{models}")
-    assert main(["check", str(path)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "m is divided among 2 ranks (tensor 1 x pipeline 2) on 2 machines" in shown
-    assert "m has rank 0 on this machine and rank 1 on a node that joins; each machine needs about" in shown
-    assert "Not one machine: a replica takes at least" in shown
-    path = written(tmp_path, f"server: {{memory_bytes: 1GiB}}\n{models}")
-    assert main(["check", str(path)]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "2 machines with so much hold it, each with a stage of its layers: set nodes.listen to HOST:PORT" in said
-
-
 def test_a_notation_that_is_not_parsed_back_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text(

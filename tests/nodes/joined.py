@@ -8,16 +8,14 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
 
 import msgspec
 from bench.namespaces import Host
 from tests.worker.watching import IMPATIENT, TINY_WORKER, Witness, no_plan, until
 
-from inferd.config import Config, ModelConfig, NodesConfig, PlacementConfig, ServerConfig
+from inferd.config import Config, ModelConfig, NodesConfig, PlacementConfig
 from inferd.events import NodeChanged
 from inferd.nodes.listener import NodesListener, bound_socket, open_nodes
-from inferd.router.replicas.loading import Plan, plan_model
 from inferd.router.replicas.replica import LocalReplica
 from inferd.router.router import Router
 from inferd.worker.supervisor import Patience
@@ -120,16 +118,10 @@ async def cluster(
     settings: NodesConfig = NodesConfig(listen="127.0.0.1:0"),
     work_in: Mapping[str, Path] = {},
     command: Sequence[str] = TINY_WORKER,
-    memory_bytes: int | None = None,
 ) -> AsyncIterator[Cluster]:
-    """A server's router with nodes of these names; at the end no process is left. ``command`` starts workers here.
-    ``memory_bytes``: of this machine, which has no room for the model; it is planned then."""
+    """A server's router with nodes of these names; at the end no process is left. ``command`` starts workers here."""
     witness = Witness()
-    config, plan = Config(models={"tiny": model}), cast("Plan", no_plan)
-    if memory_bytes is not None:
-        config = Config(models={"tiny": model}, nodes=settings, server=ServerConfig(memory_bytes=memory_bytes))
-        plan = plan_model
-    router = Router(config, witness, command=command, patience=patience, plan=plan)
+    router = Router(Config(models={"tiny": model}), witness, command=command, patience=patience, plan=no_plan)
     assert settings.listen is not None
     listener = open_nodes(settings, folder / "nodes", router.machines, router.vacate, witness)
     await listener.start(bound_socket(settings.listen))

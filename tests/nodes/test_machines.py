@@ -20,7 +20,6 @@ from inferd.router.replicas.machines import (
     allows_ranks,
     choose,
     choose_for_ranks,
-    choose_parts,
     has_room,
 )
 from inferd.worker.messages import FromWorker, Load
@@ -100,50 +99,6 @@ def test_what_is_missing_for_the_ranks_of_a_replica_is_said() -> None:
     with pytest.raises(NoMachineError, match=r"a part of a replica takes 30 .*, and free are small 10 "):
         choose_for_ranks([here, small], model, 60)
     assert choose_for_ranks([here, small], model, 20) == ["small"]
-
-
-PARTS = st.lists(st.integers(1, 12), min_size=1, max_size=5).map(lambda parts: sorted(parts, reverse=True))
-
-
-@given(MACHINES, MODELS, PARTS)
-def test_the_fewest_machines_that_hold_a_replica_are_taken(
-    machines: tuple[Machine, ...], model: ModelConfig, parts: list[int]
-) -> None:
-    whole = [m.name for m in machines if allows(model, m) and has_room(m, parts[0])]
-    nodes = [m for m in machines if m.name != HERE and allows_ranks(model, m)]
-    enough = [
-        count
-        for count, each in enumerate(parts, 1)
-        if count > 1 and has_room(machines[0], each) and sum(has_room(m, each) for m in nodes) >= count - 1
-    ]
-    if not whole and not enough:
-        with pytest.raises(NoMachineError):
-            choose_parts(machines, model, parts)
-        return
-    chosen = choose_parts(machines, model, parts)
-    assert len(chosen) == len(set(chosen)) == (1 if whole else min(enough))
-    assert whole == [] or chosen[0] == choose(machines, model, parts[0]).name
-    assert len(chosen) == 1 or chosen[0] == HERE
-    by_name = {m.name: m for m in machines}
-    assert all(has_room(by_name[name], parts[len(chosen) - 1]) for name in chosen)
-    assert choose_parts(machines[::-1], model, parts) == chosen, "the order of the machines does not count"
-
-
-def test_what_is_missing_for_a_replica_that_no_machine_holds_is_said() -> None:
-    here = Machine(name=HERE, num_cores=2, free_bytes=50)
-    node = Machine(name="one", num_cores=2, free_bytes=30)
-    model = ModelConfig(source="tiny")
-    assert choose_parts([here, node], model, [40, 20]) == (HERE,)
-    assert choose_parts([here, node], model, [60, 30]) == (HERE, "one")
-    said = (
-        r"takes 60 B, and no machine has so much free \(this machine 50 B, one 30 B\); it starts when 1 node with 40 B"
-    )
-    with pytest.raises(NoMachineError, match=said + " for a part of it, or one with room for the whole, is there"):
-        choose_parts([here, node], model, [60, 40])
-    with pytest.raises(NoMachineError, match=r"a part of it on 2 machines takes 60 B"):
-        choose_parts([here, node], model, [90, 60])
-    with pytest.raises(NoMachineError, match="a replica takes 40 B"):
-        choose_parts([here, node], model, [40, 20], avoid={HERE})  # memory is not what it lacks
 
 
 @given(MODELS, machine("one"))

@@ -22,7 +22,6 @@ from inferd import clock
 from inferd.config import KVCacheConfig, ModelConfig, NodesConfig, ParallelConfig, SchedulerConfig
 from inferd.engine.load import create_backend
 from inferd.events import ReplicaChanged, Retried
-from inferd.planning.memory import plan_parts
 from inferd.registry.source import resolve
 from inferd.router.replicas.replica import LocalReplica
 from inferd.router.stream import open_stream
@@ -120,35 +119,6 @@ def test_a_replica_on_two_machines_answers_as_one_process_and_outlives_a_node(tm
             await until(lambda: others_of(made) == ("two",), "its rank is on the other node", 60)
             assert "its rank 1 was lost: its node one is gone" in reasons(made)[-1]
             assert [event.kind for event in made.witness.events if isinstance(event, Retried)] == ["continuation"]
-
-    expected = answer_of_one_process(tokens)
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("load", ["startup", pytest.param("on_demand", marks=pytest.mark.soak)])
-def test_a_model_that_no_machine_holds_is_spread_without_a_setting(load: str, tmp_path: Path) -> None:
-    tokens = 50
-    model = msgspec.structs.replace(
-        spread(ParallelConfig()),
-        kv_cache=KVCacheConfig(memory_bytes=400 << 20),
-        load=load,
-    )
-    whole, part, *_ = plan_parts(model)
-    room = (whole + part) // 2
-
-    async def scenario() -> None:
-        async with cluster(tmp_path, model, command=WORKER_COMMAND, memory_bytes=room) as made:
-            if load == "on_demand":
-                await made.join("one", "--memory", str(room))
-                await made.router.load("tiny")
-            else:
-                await until(lambda: "no machine has so much free" in replica_of(made).reason, "it says what it lacks")
-                assert "it starts when 1 node with" in replica_of(made).reason
-                await made.join("one", "--memory", str(room))
-            await until(lambda: others_of(made) == ("one",), "it is ready", 60)
-            replica = replica_of(made)
-            assert part <= replica.spot.taken_bytes < whole, "what each of its machines has promised"
-            assert text_of(await outputs_of(open_stream(made.router, request("whole", tokens)))) == expected
 
     expected = answer_of_one_process(tokens)
     asyncio.run(scenario())

@@ -38,7 +38,7 @@ from inferd.engine.load import create_backend
 from inferd.engine.memory import runtime_bytes
 from inferd.engine.model.load import load_model
 from inferd.errors import ConfigError, ModelLoadError
-from inferd.planning.memory import MemoryEstimate, bind, plan_config, plan_model, plan_parts
+from inferd.planning.memory import MemoryEstimate, bind, plan_config, plan_model
 from inferd.types import GenerateRequest, SamplingParams, TextPrompt
 
 GB = 10**9
@@ -242,56 +242,48 @@ def test_a_configurations_plan_adds_up_and_says_what_does_not_fit() -> None:
 
 
 NODES = NodesConfig(listen="127.0.0.1:0")
+CACHE = KVCacheConfig(memory_bytes=10**9)
 
 
-def too_large(**settings: object) -> tuple[ModelConfig, int]:
-    """A model, and memory that holds no more than a half of it."""
-    model = ModelConfig(source="demo", kv_cache=KVCacheConfig(memory_bytes=10**9), **settings)  # type: ignore[arg-type]
-    whole, part, *_ = plan_parts(ModelConfig(source="demo", kv_cache=model.kv_cache))
-    return model, (whole + part) // 2
-
-
-def test_a_model_that_one_machine_does_not_hold_is_planned_for_the_fewest_that_do() -> None:
-    model, room = too_large()
-    whole, part, *_ = plan_parts(model)
-    plan = plan_config(Config(models={"m": model}, nodes=NODES), free_bytes=room)
-    (found,) = plan.models
-    assert plan.fits
-    assert (found.parallel, found.whole_bytes) == (ParallelConfig(pipeline=2, machines=2), whole)
-    assert found.here_bytes <= part <= room < whole
-    assert plan.startup_bytes == found.here_bytes
-    roomy = plan_config(Config(models={"m": model}, nodes=NODES), free_bytes=2 * whole)
-    assert [(one.parallel.count, one.whole_bytes) for one in roomy.models] == [(1, 0)], "one machine is enough"
-    tiny = plan_config(Config(models={"m": model}, nodes=NODES), free_bytes=runtime_bytes())
-    assert tiny.problems[0].startswith("models.m: A replica of m takes")
-
-
-def test_a_model_that_is_spread_is_not_bound_to_this_machines_memory() -> None:
-    model, room = too_large()
-    config = Config(models={"m": model}, nodes=NODES, server=ServerConfig(memory_bytes=room))
-    assert bind(config).models["m"] == model, "its machines are chosen when they are there"
+def needed_by(num_machines: int) -> int:
+    """What each of so many machines must have for the bundled model with a large cache."""
+    stages = ParallelConfig(pipeline=num_machines, machines=num_machines)
+    found = plan_model("m", ModelConfig(source="demo", kv_cache=CACHE, parallel=stages))
+    assert found is not None
+    return found.here_bytes
 
 
 @pytest.mark.parametrize(
-    ("settings", "server", "remedy"),
+    ("settings", "nodes", "remedy"),
     [
-        ({"placement": PlacementConfig(nodes="local")}, {"nodes": NODES}, "leave placement.nodes out"),
-        ({"verify": VerifyConfig(digest="sha256:0")}, {"nodes": NODES}, "leave verify out"),
-        ({"scaling": ScalingConfig(max=1)}, {"nodes": NODES}, "set replicas in place of scaling"),
-        ({"parallel": ParallelConfig(pipeline=2)}, {"nodes": NODES}, "leave parallel out, or set parallel.machines"),
-        ({"roles": RolesConfig()}, {"nodes": NODES}, "leave roles out"),
-        ({}, {}, "set nodes.listen to HOST:PORT, and start inferd node on other machines."),
+        ({}, NODES, "machines: 2}."),
+        ({"placement": PlacementConfig(nodes="local")}, NODES, "machines: 2}, leave placement.nodes out."),
+        ({"verify": VerifyConfig(digest="sha256:0")}, NODES, "machines: 2}, leave verify out."),
+        ({"scaling": ScalingConfig(max=1)}, NODES, "machines: 2}, set replicas in place of scaling."),
+        ({"parallel": ParallelConfig(pipeline=2)}, NODES, "machines: 2}."),
+        ({"roles": RolesConfig()}, NODES, "machines: 2}, leave roles out."),
+        ({}, NodesConfig(), "machines: 2}, set nodes.listen to HOST:PORT, and start inferd node on the others."),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_keeps_a_model_from_being_spread_is_said_where_more_machines_would_hold_it(
-    settings: dict[str, object], server: dict[str, NodesConfig], remedy: str
+def test_what_to_set_is_said_where_more_machines_would_hold_a_model(
+    settings: dict[str, object], nodes: NodesConfig, remedy: str
 ) -> None:
-    model, room = too_large(**settings)
-    plan = plan_config(Config(models={"m": model}, **server), free_bytes=room * model.num_local)  # type: ignore[arg-type]
-    (problem,) = plan.problems
-    assert " 2 machines with so much hold it, each with a stage of its layers: " in problem
-    assert remedy in problem
+    model = ModelConfig(source="demo", kv_cache=CACHE, **settings)  # type: ignore[arg-type]
+    room = (needed_by(1) + needed_by(2)) // 2
+    (problem,) = plan_config(Config(models={"m": model}, nodes=nodes), free_bytes=room * model.num_local).problems
+    told = " 2 machines with so much hold it, each with a stage of its layers: set parallel to {pipeline: 2, "
+    assert problem.endswith(told + remedy)
+    # What was told is what the plan takes.
+    stages = ParallelConfig(pipeline=2, machines=2)
+    wide = msgspec.structs.replace(ModelConfig(source="demo", kv_cache=CACHE), parallel=stages)
+    assert plan_config(Config(models={"m": wide}, nodes=NODES), free_bytes=room).fits
+
+
+def test_machines_are_not_told_of_where_no_number_of_them_would_do() -> None:
+    model = ModelConfig(source="demo", kv_cache=CACHE)
+    (problem,) = plan_config(Config(models={"m": model}, nodes=NODES), free_bytes=runtime_bytes()).problems
+    assert "machines with so much" not in problem
 
 
 def test_a_broken_folder_is_named_by_its_plan(tiny_model: Path, tmp_path: Path) -> None:

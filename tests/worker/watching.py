@@ -148,11 +148,6 @@ class Bytes(NamedTuple):
     """What a plan says a replica takes."""
 
     total_bytes: int
-    whole_bytes: int = 0
-
-    @property
-    def here_bytes(self) -> int:
-        return self.total_bytes
 
 
 def no_plan(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> Bytes | None:

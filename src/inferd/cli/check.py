@@ -502,8 +502,7 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
         if model.layout:
             out.print(f"{model.name} is divided among {model.layout}; the figures are of all ranks.", markup=False)
         if model.parallel.machines > 1:
-            for line in spread_lines(model):
-                out.print(line, markup=False)
+            out.print(spread_line(model), markup=False)
         if model.placed is not None:
             for line in placed_lines(model.name, model.placed):
                 out.print(line, markup=False)
@@ -513,8 +512,8 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
             out.print(f"{model.name}: {model.rope_factors}.", markup=False)
 
 
-def spread_lines(model: MemoryEstimate) -> list[str]:
-    """Where the ranks of a model on several machines will be, what each machine must have, and why it is spread."""
+def spread_line(model: MemoryEstimate) -> str:
+    """Where the ranks of a model on several machines will be, and what each machine must have."""
     parallel = model.parallel
     own = "rank 0" if parallel.per_machine == 1 else f"ranks 0 to {parallel.per_machine - 1}"
     others = (
@@ -522,20 +521,9 @@ def spread_lines(model: MemoryEstimate) -> list[str]:
         if parallel.count - parallel.per_machine == 1
         else (f"ranks {parallel.per_machine} to {parallel.count - 1}")
     )
-    nodes = (
-        "a node that joins"
-        if parallel.machines == 2
-        else f"{parallel.machines - 1} nodes that join, {parallel.per_machine} on each"
-    )
+    nodes = "a node" if parallel.machines == 2 else f"{parallel.machines - 1} nodes, {parallel.per_machine} on each"
     each = bytes_text(model.here_bytes)
-    lines = [f"{model.name} has {own} on this machine and {others} on {nodes}; each machine needs about {each}."]
-    if model.whole_bytes:
-        whole = bytes_text(model.whole_bytes)
-        lines += [
-            f"  Not one machine: a replica takes at least {whole} there, and this one has less.",
-            "  A node with so much gets all of it; otherwise the fewest machines are taken that hold it together.",
-        ]
-    return lines
+    return f"{model.name} has {own} on this machine and {others} on {nodes} that join; each machine needs about {each}."
 
 
 def placed_lines(name: str, placed: Placed) -> list[str]:

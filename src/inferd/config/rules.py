@@ -177,28 +177,21 @@ def _machines(here: Place, model: ModelConfig, config: Config) -> Iterator[Probl
         yield Problem((*here, "verify"), "files on other machines are not verified yet; leave verify or machines out.")
 
 
-def spread_obstacle(model: ModelConfig, config: Config) -> str:
-    """What keeps the server from spreading a model over machines where none holds it alone: a remedy. Empty: nothing.
-
-    Only settings count here. The files say whether layers can be divided.
-    """
-    if model.parallel.count > 1:
-        return "leave parallel out, or set parallel.machines"
-    if model.roles is not None:
-        return "leave roles out, whose replicas are not divided"
-    if model.placement.nodes != "any":
-        return "leave placement.nodes out, as a replica on several machines begins on this one"
-    if model.scaling is not None:
-        return "set replicas in place of scaling"
-    if model.verify is not None:
-        return "leave verify out, as files on other machines are not verified"
+def machines_setting(count: int, model: ModelConfig, config: Config) -> str:
+    """What to set, and to leave out, so that a model has a stage of its layers on each of ``count`` machines; empty:
+    it cannot be divided so, whatever is set."""
     if model.device.startswith("cuda"):
-        return "set device to cpu"
-    if config.server.devices.memory_bytes is not None:
-        return "leave server.devices.memory_bytes out, which places all ranks on this machine"
-    if config.nodes.listen is None:
-        return "set nodes.listen to HOST:PORT, and start inferd node on other machines"
-    return ""
+        return ""
+    beside = (
+        (model.roles is not None, "leave roles out"),
+        (model.placement.nodes != "any", "leave placement.nodes out"),
+        (model.scaling is not None, "set replicas in place of scaling"),
+        (model.verify is not None, "leave verify out"),
+        (config.server.devices.memory_bytes is not None, "leave server.devices.memory_bytes out"),
+        (config.nodes.listen is None, "set nodes.listen to HOST:PORT, and start inferd node on the others"),
+    )
+    words = [text for is_so, text in beside if is_so]
+    return ", ".join((f"set parallel to {{pipeline: {count}, machines: {count}}}", *words))
 
 
 def _payloads(config: Config) -> Iterator[Problem]:

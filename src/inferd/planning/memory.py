@@ -25,7 +25,7 @@ from inferd.checkpoints.safetensors import Entry
 from inferd.checkpoints.stored.layout import Layout as StoredLayout
 from inferd.checkpoints.stored.layout import layouts
 from inferd.config import Config, ModelConfig, ParallelConfig, SequenceConfig
-from inferd.config.rules import spread_obstacle
+from inferd.config.rules import machines_setting
 from inferd.config.units import bytes_text
 from inferd.engine.memory import (
     FREE_SHARE,
@@ -36,7 +36,7 @@ from inferd.engine.memory import (
     rank_headroom_bytes,
     runtime_bytes,
 )
-from inferd.engine.model.share import Share, check_layout, indivisible
+from inferd.engine.model.share import Share, check_layout
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.machine.memory import available_bytes
 from inferd.native.kv_sizes import kv_bytes_per_token
@@ -51,7 +51,7 @@ TYPICAL_TOKENS = 1024
 
 
 MOST_MACHINES = 16
-"""Over which a replica is spread without a setting."""
+"""Of which a refused model is told that they hold it together."""
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,6 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""  # how its weights are quantised: "gptq, int4, groups of 128"; "": they are numbers
     parallel: ParallelConfig = ParallelConfig()
     layout: str = ""  # "2 ranks (tensor 2 x pipeline 1)"; "": one process
-    whole_bytes: int = 0  # the least that it takes on one machine, which has less, so that this layout was chosen
     placed: Placed | None = None  # where server.devices says what devices there are
     kv_bytes: int = 0
     kv_bytes_per_token: int = 0
@@ -116,47 +115,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_model(
-    name: str,
-    config: ModelConfig,
-    *,
-    free_bytes: int | None = None,
-    devices: Devices | None = None,
-    may_spread: bool = False,
+    name: str, config: ModelConfig, *, free_bytes: int | None = None, devices: Devices | None = None
 ) -> MemoryEstimate | None:
     """The memory of one replica of the model; None where it cannot be known: for a remote server, or a hub id that is
     not downloaded yet.
 
     ``free_bytes``: memory the replica may take (None: what is free on this machine), on each machine where it is spread
     over several; it bounds a KV cache whose size is not configured. ``devices``: where the ranks of all replicas are
-    placed, in the layout that these ask for; None: there are no budgets of devices. ``may_spread``: a replica that one
-    machine does not hold is planned for the fewest machines of this size that do. Raises ModelLoadError, with the
+    placed, in the layout that these ask for; None: there are no budgets of devices. Raises ModelLoadError, with the
     remedy, when the replica does not fit within ``memory_bytes``, ``free_bytes`` or the devices, or its files are at
     fault.
     """
-    try:
-        return _plan_model(name, config, free_bytes=free_bytes, devices=devices)
-    except ModelLoadError:
-        spread = spread_of(config, free_bytes) if may_spread else None
-        if spread is None:
-            raise
-        whole, count = spread
-        parallel = ParallelConfig(pipeline=count, machines=count)
-        estimate = _plan_model(name, msgspec.structs.replace(config, parallel=parallel), free_bytes=free_bytes)
-        return None if estimate is None else msgspec.structs.replace(estimate, whole_bytes=whole)
-
-
-def spread_of(config: ModelConfig, free_bytes: int | None = None) -> tuple[int, int] | None:
-    """What a replica takes that one machine does not hold, and how many of this size do; None: it is held by one, its
-    layers cannot be divided, or it is not known. Raises ModelLoadError where the files are at fault."""
-    free = available_bytes() if free_bytes is None else free_bytes
-    parts = plan_parts(config)
-    fewest = next((count for count, each in enumerate(parts, 1) if each <= free), 1)
-    return (parts[0], fewest) if fewest > 1 else None
-
-
-def _plan_model(
-    name: str, config: ModelConfig, *, free_bytes: int | None = None, devices: Devices | None = None
-) -> MemoryEstimate | None:
     artifact = _artifact(config)
     if artifact is None:
         return None
@@ -219,20 +188,6 @@ def _plan_model(
             param="memory_bytes",
         )
     return estimate
-
-
-def plan_parts(config: ModelConfig) -> tuple[int, ...]:
-    """The memory of the fullest machine where the layers of one replica are on one, two, ... machines, with a KV cache
-    for one request. Empty: it is not known, or the model has no layers to divide. Raises ModelLoadError."""
-    artifact = _artifact(config)
-    if artifact is None or artifact.kind == "predict":
-        return ()
-    sizes = _Sizes.read(Path(artifact.path), config)
-    return tuple(
-        max(need.total_bytes for need in sizes.needs(config, ParallelConfig(pipeline=count, machines=count)))
-        for count in range(1, MOST_MACHINES + 1)
-        if indivisible(sizes.dims, 1, count) is None
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,12 +315,9 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
         # A model that is loaded on demand may use the memory of other such models, which are unloaded for it.
         room = budget - startup
         try:
-            obstacle = spread_obstacle(model, config)
-            estimate = plan_model(
-                name, model, free_bytes=max(room, 0) // model.num_local, devices=devices, may_spread=not obstacle
-            )
+            estimate = plan_model(name, model, free_bytes=max(room, 0) // model.num_local, devices=devices)
         except ModelLoadError as error:
-            wider = _wider(model, max(room, 0) // model.num_local, obstacle)
+            wider = _wider(name, model, config, max(room, 0) // model.num_local)
             problems.append(f"models.{name}: {error.message}{wider}")
             continue
         if estimate is None:
@@ -389,16 +341,18 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
     )
 
 
-def _wider(model: ModelConfig, free_bytes: int, obstacle: str) -> str:
-    """A sentence on how machines together would serve a model that this one does not hold; empty: they would not."""
-    alone = msgspec.structs.replace(model, parallel=ParallelConfig(), roles=None)
-    try:
-        spread = spread_of(alone, free_bytes) if obstacle and not model.device.startswith("cuda") else None
-    except ModelLoadError:
-        return ""
-    if spread is None:
-        return ""
-    return f" {spread[1]} machines with so much hold it, each with a stage of its layers: {obstacle}."
+def _wider(name: str, model: ModelConfig, config: Config, free_bytes: int) -> str:
+    """A sentence on how machines with so much each would serve a model that this one does not hold; empty: they would
+    not."""
+    for count in range(2, MOST_MACHINES + 1):
+        stages = ParallelConfig(pipeline=count, machines=count)
+        try:
+            found = plan_model(name, msgspec.structs.replace(model, parallel=stages, roles=None), free_bytes=free_bytes)
+        except ModelLoadError:  # too few of them, or its layers do not divide so
+            continue
+        setting = "" if found is None else machines_setting(count, model, config)
+        return f" {count} machines with so much hold it, each with a stage of its layers: {setting}." if setting else ""
+    return ""
 
 
 def budget_of(config: Config) -> int | None:
@@ -427,8 +381,6 @@ def bind(config: Config) -> Config:
         is_placed = name in planned and planned[name].placed is not None
         if (model.is_on_demand and not is_placed) or model.num_local == 0 or name in plan.unknown:
             continue
-        if name in planned and planned[name].whole_bytes:
-            continue  # its machines are chosen when they are there, and have memory of their own
         if name in planned:
             models[name] = bound(model, planned[name])
         elif _loads_alone(name, model):

@@ -256,8 +256,8 @@ def _notes(form: Format, layout: Layout, device: Device) -> list[str]:
 NOTES: Final[Mapping[str, str]] = {
     "parallel": "inferd divides a replica among processes on CPUs, and on GPUs not yet. A layout of several GPUs needs "
     "another engine, which may stand behind inferd as a remote server.",
-    "machines": "A server's machine that does not hold a model takes nodes that joined it for a stage of layers on "
-    "each, without a setting; parallel: {pipeline: N, machines: N} asks for N machines (docs/parallel.md).",
+    "machines": "parallel: {pipeline: N, machines: N} puts a stage of layers on each of N machines: the server's, and "
+    "nodes that join it (docs/parallel.md).",
     "int4": "inferd computes int4 on processors only; on this device another engine, or int8.",
     "vendor": "inferd was never run on this device.",
 }

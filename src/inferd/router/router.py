@@ -12,13 +12,12 @@ from pathlib import Path
 
 from inferd import clock
 from inferd.config import Config, ModelConfig
-from inferd.config.rules import spread_obstacle
 from inferd.config.versions import base_of
 from inferd.errors import InvalidRequest, ModelNotFound, Unavailable
 from inferd.events import Emit, RequestRefused, ignore
 from inferd.router.hints import Hints, adopt_hints, hints_of
 from inferd.router.pool import Pool
-from inferd.router.replicas.loading import Loading, Plan, plan_model, plan_parts
+from inferd.router.replicas.loading import Loading, Plan, plan_model
 from inferd.router.replicas.machines import Machines
 from inferd.router.replicas.replica import LocalReplica, Replica
 from inferd.router.status import Applied, Demand, ModelStatus, ReplicaStatus, Unloaded
@@ -57,8 +56,6 @@ class Router:
         self._loading = Loading(
             lambda: (*self._pools.values(), *self._removing), config.server.memory_bytes, plan, self.machines
         )
-        self._config = config
-        self.machines.parts_of = self._parts_of
         self._apply_lock = asyncio.Lock()
         self._draining = False
         self._refusing = False
@@ -79,10 +76,6 @@ class Router:
             on_idle=self._loading.became_idle,
             pin_below=self._pin_below,
         )
-
-    def _parts_of(self, model: ModelConfig) -> tuple[int, ...]:
-        """What a model takes on one, two, ... machines; empty: its replicas are not spread without a setting."""
-        return () if spread_obstacle(model, self._config) else plan_parts(model)
 
     def _name_adapters(self) -> None:
         """Take the names of adapters from the models' configurations."""
@@ -286,7 +279,6 @@ class Router:
         async with self._apply_lock:
             if self._draining:
                 raise _shutting_down()
-            self._config = config
             self._loading.configure(config.server.memory_bytes)
             done: list[str] = []
             failed: list[str] = []

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Protocol
 
 from inferd import clock
@@ -37,17 +36,7 @@ class Estimate(Protocol):
 
     @property
     def total_bytes(self) -> int:
-        """The memory of one replica in bytes, on all its machines."""
-        ...
-
-    @property
-    def here_bytes(self) -> int:
-        """Of that, on this machine."""
-        ...
-
-    @property
-    def whole_bytes(self) -> int:
-        """What it takes on one machine, where this one has less and it is spread over several; 0: it is not."""
+        """The memory of one replica in bytes."""
         ...
 
 
@@ -56,24 +45,11 @@ Plan = Callable[..., Estimate | None]
 ModelLoadError."""
 
 
-def plan_model(
-    name: str, config: ModelConfig, *, free_bytes: int | None = None, may_spread: bool = False
-) -> Estimate | None:
+def plan_model(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> Estimate | None:
     """The planned memory of one replica (``planning.memory.plan_model``). Raises ModelLoadError."""
     from inferd.planning.memory import plan_model  # most servers load everything at the start
 
-    return plan_model(name, config, free_bytes=free_bytes, may_spread=may_spread)
-
-
-def plan_parts(config: ModelConfig) -> tuple[int, ...]:
-    """The memory of the fullest machine where a replica is on one, two, ... machines; empty: it is not known, or layers
-    cannot be divided (``planning.memory.plan_parts``)."""
-    from inferd.planning.memory import plan_parts
-
-    try:
-        return plan_parts(config)
-    except ModelLoadError:  # its worker says what is wrong with the files
-        return ()
+    return plan_model(name, config, free_bytes=free_bytes)
 
 
 class Loading:
@@ -89,7 +65,6 @@ class Loading:
         self._pools = pools
         self._machines = machines
         machines.free_here = self._free_here
-        machines.has_budget = budget_bytes is not None
         self._budget_bytes = budget_bytes
         self._plan = plan
         self._deciding = asyncio.Lock()
@@ -102,7 +77,6 @@ class Loading:
     def configure(self, budget_bytes: int | None) -> None:
         """Set another limit of memory, and check again whether waiting loads fit."""
         self._budget_bytes = budget_bytes
-        self._machines.has_budget = budget_bytes is not None
         self._freed.set()
 
     # -- called by pools --------------------------------------------------------------------
@@ -215,15 +189,14 @@ class Loading:
     async def _reserve(self, pool: Pool) -> tuple[int | None, int]:
         """Reserve memory for the model. Returns the limit of memory for each replica, None where it has none, and the
         memory that each will take, 0 where that is not known."""
-        estimate = await self._estimate(pool, may_spread=bool(self._machines.parts_of(pool.config)))
+        estimate = await self._estimate(pool)
         if estimate is None:
             return None, 0
-        need = estimate.here_bytes * self._num_here(pool, estimate)
-        bound, each = (estimate.total_bytes if pool.config.memory_bytes is None else None), estimate.total_bytes
-        if estimate.whole_bytes:  # its layout and its limit are those of the machines that it will find
-            bound, each = None, 0
+        here = -(-estimate.total_bytes // pool.config.parallel.machines)
+        need = here * self._num_here(pool, here)
+        bound = estimate.total_bytes if pool.config.memory_bytes is None else None
         if not need:
-            return bound, each
+            return bound, estimate.total_bytes
         give_up_at = clock.now() + ROOM_WAIT_S
         while not await self._reserve_room(pool, need, is_last=clock.now() >= give_up_at):
             self._is_room_awaited = True
@@ -235,15 +208,14 @@ class Loading:
                 continue
             finally:
                 self._is_room_awaited = False
-        return bound, each
+        return bound, estimate.total_bytes
 
-    def _num_here(self, pool: Pool, estimate: Estimate) -> int:
+    def _num_here(self, pool: Pool, each_bytes: int) -> int:
         """How many of a model's first replicas this machine must have memory for: all, if they fit without unloading
         another model; else those that nodes have no room for."""
-        config, budget, each_bytes = pool.config, self._budget(), estimate.here_bytes
+        config, budget = pool.config, self._budget()
         count = config.num_at_start
-        whole = estimate.whole_bytes or each_bytes
-        on_nodes = min(count, self._machines.room_on_nodes(pool.name, config, whole))
+        on_nodes = min(count, self._machines.room_on_nodes(pool.name, config, each_bytes))
         if not self._machines.may_run_here(config):
             return 0
         if budget is None or not on_nodes or self._used() + each_bytes * count <= budget:
@@ -259,13 +231,12 @@ class Loading:
         own = sum(pool.fleet.planned_bytes for pool in self._pools() if pool.name == model)
         return budget - others - own
 
-    async def _estimate(self, pool: Pool, *, may_spread: bool = False) -> Estimate | None:
-        """The planned memory of one replica, if as many as the model may have share the budget. ``may_spread``: on as
-        many machines as hold it. Raises ModelLoadError."""
+    async def _estimate(self, pool: Pool) -> Estimate | None:
+        """The planned memory of one replica, if as many as the model may have share the budget. Raises
+        ModelLoadError."""
         budget = self._budget()
         free = None if budget is None else budget // max(1, pool.config.num_local)
-        plan = partial(self._plan, may_spread=True) if may_spread else self._plan
-        return await asyncio.to_thread(plan, pool.name, pool.config, free_bytes=free)
+        return await asyncio.to_thread(self._plan, pool.name, pool.config, free_bytes=free)
 
     async def scale(self, pool: Pool, count: int) -> int:
         """Have ``count`` replicas of a model that is in memory, or as many more as memory allows; the number that it

@@ -2,11 +2,9 @@
 
 Every replica has a spot. When a worker is to be started, the spot keeps its machine, or takes the one that ``choose``
 finds: where the model has the fewest replicas, so that one machine's end leaves the others. What runs is never moved. A
-spot whose machine is gone takes another one at its next start. A replica that no machine holds takes several, if its
-layers may be divided (``choose_parts``).
+spot whose machine is gone takes another one at its next start.
 
-``choose`` and ``choose_parts`` are pure functions of the machines as they are. Knows no socket: a ``Node`` starts
-workers on its machine.
+``choose`` is a pure function of the machines as they are. Knows no socket: a ``Node`` starts workers on its machine.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from inferd.config import ModelConfig, ParallelConfig
+from inferd.config import ModelConfig
 from inferd.config.units import bytes_text
 from inferd.machine.placement import usable_cores
 from inferd.nodes.group import GroupLife
@@ -136,7 +134,8 @@ def choose(machines: Sequence[Machine], model: ModelConfig, need_bytes: int, avo
     if fit:
         return min(fit, key=_rank)
     if not allowed:
-        raise NoMachineError(f"no node{_with_labels(model)} has joined; it starts when one does")
+        labels = ", ".join(f"{name}={value}" for name, value in model.placement.labels.items())
+        raise NoMachineError(f"no node{f' with {labels}' if labels else ''} has joined; it starts when one does")
     names = ", ".join(_shown(machine) for machine in allowed)
     if all(machine.name in avoid for machine in allowed):
         raise NoMachineError(f"it does not load on {names}")
@@ -149,11 +148,7 @@ def choose_for_ranks(machines: Sequence[Machine], model: ModelConfig, need_bytes
     Each machine has an equal part of the replica, ``need_bytes`` in all. The order: fewest replicas for each core, the
     most free memory, the name. Raises NoMachineError, which says what is missing, where not all of them have a place.
     """
-    return _nodes_for_parts(machines, model, model.parallel.machines, -(-need_bytes // model.parallel.machines))
-
-
-def _nodes_for_parts(machines: Sequence[Machine], model: ModelConfig, count: int, each: int) -> list[str]:
-    """The nodes for a replica on ``count`` machines, each with ``each`` bytes of it. Raises NoMachineError."""
+    count, each = model.parallel.machines, -(-need_bytes // model.parallel.machines)
     (here,) = (machine for machine in machines if machine.name == HERE)
     if not has_room(here, each):
         raise NoMachineError(f"a part of a replica takes {bytes_text(each)}, and {_shown(here)} has less free")
@@ -161,49 +156,13 @@ def _nodes_for_parts(machines: Sequence[Machine], model: ModelConfig, count: int
     fit = [machine for machine in allowed if has_room(machine, each)]
     if len(fit) >= count - 1:
         return [machine.name for machine in sorted(fit, key=_rank)[: count - 1]]
-    wanted = f"{_num_nodes(count - 1)}{_with_labels(model)}"
+    labels = ", ".join(f"{name}={value}" for name, value in model.placement.labels.items())
+    wanted = f"{count - 1} node{'s' if count > 2 else ''}{f' with {labels}' if labels else ''}"
     reason = f"its ranks need {wanted} beside this machine, and {len(allowed) or 'none'} joined"
     if len(fit) < len(allowed):
         names = ", ".join(_shown(machine) for machine in allowed)
         reason += f"; a part of a replica takes {bytes_text(each)}, and free are {names}"
     raise NoMachineError(f"{reason}; it starts when they are there")
-
-
-def choose_parts(
-    machines: Sequence[Machine], model: ModelConfig, parts: Sequence[int], avoid: Collection[str] = ()
-) -> tuple[str, ...]:
-    """The machines for a replica whose layers may be divided: the first has its worker.
-
-    ``parts``: the bytes of the fullest machine where a replica is on one, two, ... machines. The fewest machines that
-    hold it are taken: each one more is a hand-over more for every token. Raises NoMachineError, with the memory that
-    suffices.
-    """
-    whole = [machine for machine in machines if allows(model, machine) and has_room(machine, parts[0])]
-    if whole:
-        return (choose(machines, model, parts[0], avoid).name,)
-    for count, each in enumerate(parts[1:], 2):
-        with contextlib.suppress(NoMachineError):
-            return (HERE, *_nodes_for_parts(machines, model, count, each))
-    (here,) = (machine for machine in machines if machine.name == HERE)
-    names = ", ".join(_shown(machine) for machine in machines if machine.name == HERE or allows_ranks(model, machine))
-    reason = f"a replica takes {bytes_text(parts[0])}, and no machine has so much free ({names})"
-    fewest = next(((count, each) for count, each in enumerate(parts[1:], 2) if has_room(here, each)), None)
-    if fewest is None:
-        raise NoMachineError(f"{reason}; a part of it on {len(parts)} machines takes {bytes_text(parts[-1])}")
-    count, each = fewest
-    raise NoMachineError(
-        f"{reason}; it starts when {_num_nodes(count - 1)}{_with_labels(model)} with {bytes_text(each)} for a part of "
-        f"it, or one with room for the whole, is there"
-    )
-
-
-def _num_nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
-def _with_labels(model: ModelConfig) -> str:
-    labels = ", ".join(f"{name}={value}" for name, value in model.placement.labels.items())
-    return f" with {labels}" if labels else ""
 
 
 def allows_ranks(model: ModelConfig, node: Machine) -> bool:
@@ -245,8 +204,6 @@ class Spot:
         self.rss_bytes: Callable[[], int] = _nothing
         self.machine: str | None = None  # None: it has no machine now
         self.others: tuple[str, ...] = ()  # the nodes with its ranks that are not on ``machine``
-        self.part_bytes = 0  # planned on each of its machines, where the layout was chosen for them
-        self._parts: tuple[ModelConfig, tuple[int, ...]] | None = None
         self.is_leaving = False  # its replica is removed, or replaced, so another one need not keep away from it
         self._failed_on: set[str] = set()  # where the model did not load
 
@@ -258,13 +215,7 @@ class Spot:
     @property
     def taken_bytes(self) -> int:
         """The memory that it has, or was promised, on each of its machines."""
-        return max(self.part_bytes or -(-self.need_bytes // (1 + len(self.others))), self.rss_bytes())
-
-    def parts(self, config: ModelConfig) -> tuple[int, ...]:
-        """What ``Machines.parts_of`` tells of the settings."""
-        if self._parts is None or self._parts[0] is not config:
-            self._parts = config, self._machines.parts_of(config)
-        return self._parts[1]
+        return max(-(-self.need_bytes // (1 + len(self.others))), self.rss_bytes())
 
     def is_on(self, machine: str) -> bool:
         """Whether a part of the replica is on the machine."""
@@ -311,9 +262,7 @@ class Spot:
 class Machines:
     """All machines, and the spots on them. ``command`` starts a worker here.
 
-    ``free_here``: the memory of this machine that a model may still take, None where it is not counted. ``parts_of``:
-    the bytes of the fullest machine where a replica of a model is on one, two, ... machines; empty: it is on one.
-    ``has_budget``: the operator limits the memory that models take here.
+    ``free_here``: the memory of this machine that a model may still take, None where it is not counted.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -322,8 +271,6 @@ class Machines:
         self._spots: list[Spot] = []
         self._change = asyncio.Event()
         self.free_here: Callable[[str], int | None] = lambda model: None
-        self.parts_of: Callable[[ModelConfig], tuple[int, ...]] = lambda config: ()
-        self.has_budget = False
         self.reserver: Reserver | None = None
         self.on_wanted: Callable[[], None] = lambda: None  # called when ``wanted`` may have changed
 
@@ -382,21 +329,17 @@ class Machines:
 
     def choose(self, spot: Spot, avoid: Collection[str]) -> str:
         """The name of the machine for a spot, which has rank 0 where there are several. Raises NoMachineError."""
-        return self._choose(spot, spot.config(), avoid)[0]
-
-    def _choose(self, spot: Spot, config: ModelConfig, avoid: Collection[str]) -> tuple[str, ...]:
-        """The machines for a spot: that of its worker, and the nodes with other parts. Raises NoMachineError."""
-        machines = self.machines(spot.model, spot)
+        config = spot.config()
         if config.parallel.machines > 1:
-            return (HERE, *choose_for_ranks(machines, config, spot.need_bytes))
-        if parts := spot.parts(config):
-            return choose_parts(machines, config, parts, avoid)
+            choose_for_ranks(self.machines(spot.model, spot), config, spot.need_bytes)
+            return HERE
+        machines = self.machines(spot.model, spot)
         if config.placement.nodes == "ray" and self.reserver is not None and not avoid:
             machines = [machine for machine in machines if allows(config, machine) and has_room(machine, 0)]
             if not machines:
                 reason, is_coming = self.reserver.awaited(spot.model)
                 raise NoMachineError(reason, is_coming=is_coming)
-        return (choose(machines, config, spot.need_bytes, avoid).name,)
+        return choose(machines, config, spot.need_bytes, avoid).name
 
     def wanted(self) -> dict[str, Wanted]:
         """The reservations that the models want, one for each replica that has one or waits for it."""
@@ -435,36 +378,24 @@ class Machines:
         on_writable: Callable[[], None],
     ) -> Life:
         """Start a worker for a spot, or all ranks of a group. Raises OSError; NoMachineError."""
-        if spot.machine is None or spot.others or load.model.parallel.machines > 1:
-            spot.machine, spot.others, spot.part_bytes = None, (), 0
-            names = self._choose(spot, load.model, spot.avoided)
-            if len(names) > 1 and load.model.parallel.machines == 1:
-                spot.part_bytes = spot.parts(load.model)[len(names) - 1]
-                load = msgspec.structs.replace(load, model=self._divided(spot, load.model, names))
-            spot.machine, spot.others = names[0], names[1:]
-        if spot.others:
+        if load.model.parallel.machines > 1:
+            spot.machine, spot.others = None, ()
+            spot.others = tuple(
+                choose_for_ranks(self.machines(spot.model, spot), load.model, spot.need_bytes),
+            )
+            spot.machine = HERE
             nodes = [self._nodes[node] for node in spot.others]
 
             def start(changed: Load) -> Life:
                 return self._start_here(spot, name, changed, on_messages, on_writable)
 
             return GroupLife(name, load, nodes, start, on_messages)
+        if spot.machine is None:
+            spot.machine = self.choose(spot, spot.avoided)
         node = self._nodes.get(spot.machine)
         if node is not None:
             return node.launch(name, load, on_messages, on_writable)
         return self._start_here(spot, name, load, on_messages, on_writable)
-
-    def _divided(self, spot: Spot, model: ModelConfig, names: Collection[str]) -> ModelConfig:
-        """The settings of a replica in the layout that was chosen: one stage on each of these machines.
-
-        Stages have the bits of one process, so the choice changes no answer.
-        """
-        limit = model.memory_bytes
-        if limit is None and self.has_budget:
-            free = [one.free_bytes for one in self.machines(spot.model, spot) if one.name in names]
-            limit = len(names) * min(each for each in free if each is not None)
-        parallel = ParallelConfig(pipeline=len(names), machines=len(names))
-        return msgspec.structs.replace(model, parallel=parallel, memory_bytes=limit)
 
     def _start_here(
         self,
