@@ -27,6 +27,8 @@ from openai.types.responses import response_input_item_param as items
 from openai.types.shared_params import response_format_json_schema as formats
 from tests.gateway.fakes import Running, post, running
 
+from inferd.gateway.generation.fields import MAX_LEVELS, _decode_open
+
 Fields = dict[str, Any]
 HI = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"p": {"type": "integer"}}}
@@ -281,3 +283,14 @@ def test_a_published_field_is_used_refused_or_listed(server: Running, case: Case
     is_listed = any(f"{one}.".startswith(f"{case.at}.{name}.") for one in listed)
     is_used = after != before or told != echo
     assert is_listed or is_used, f"{case.at}.{name} = {value!r} is dropped without a word"
+
+
+class Nested(msgspec.Struct):
+    within: Nested | None = None
+
+
+def test_names_are_looked_for_in_as_many_levels_as_dialects_have() -> None:
+    """Each level reads what is within it again, so deeper ones would cost their depth times their size."""
+    body = b'{"x":1,"within":' * 100 + b"{}" + b"}" * 100
+    _, found = _decode_open(body, msgspec.json.Decoder(Nested))
+    assert found == ["within." * level + "x" for level in range(MAX_LEVELS)]

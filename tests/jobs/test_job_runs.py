@@ -576,6 +576,8 @@ async def test_a_deletion_whose_request_is_cancelled_is_erased(site: Site, tmp_p
         now = clock.wall()
         made = StoredFile(id="file-1", tenant=TENANT, created_at=now, expires_at=now + 60, purpose="batch",
                           filename="canary.jsonl", num_bytes=0, folder=store.folder.id)  # fmt: skip
+        content = store.folder.path / "files" / made.id
+        content.write_bytes(b"canary")
         await store.add_file(made)
         await state.call(store._erasure.erase)  # as at the start of a server
         assert has_canary()
@@ -586,6 +588,8 @@ async def test_a_deletion_whose_request_is_cancelled_is_erased(site: Site, tmp_p
         with pytest.raises(asyncio.CancelledError):
             await deletion
         await state.call(store._erasure.erase)
+        while content.exists():
+            await asyncio.sleep(0.01)
         assert not has_canary()
 
 

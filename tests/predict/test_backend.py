@@ -261,6 +261,21 @@ def test_a_model_that_computes_one_request_at_a_time_is_utilized_as_a_whole(mode
     assert (stats.utilization == 1.0) == (mode == "off")
 
 
+def test_a_batch_is_full_while_requests_wait_that_it_cannot_take() -> None:
+    """Of other shapes, or beyond the budget of latency: more replicas would serve them."""
+    made = backend(max_rows=32)
+    for size in (1, 32):
+        made._batcher.cost.observe(size, 0.01)
+    for number in range(9):
+        made.submit(request(f"r{number}", *range(8)), now)
+    found = []
+    while made._batcher:
+        _, stats = made.step(now)
+        assert stats is not None
+        found.append((stats.num_waiting > 0, stats.utilization == 1.0))
+    assert found == [(True, True), (True, True), (False, False)]
+
+
 # -- several answers -----------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import msgspec
 
 from inferd import clock
-from inferd.autoscale.decide import Decision, Past, Seen, Spec, decide, spec_of
+from inferd.autoscale.decide import Decision, Past, Seen, Spec, decide, duty_of, spec_of
 from inferd.autoscale.meter import Meter, Sample, pause_s
 from inferd.config import Config, ModelConfig
 from inferd.errors import InferdError, InvalidRequest
@@ -93,7 +93,7 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0  # without a request; 0: there is one
     requests_per_s: float | None = None  # over a minute; None: not observed for long enough
     served_per_s: float | None = None  # by one replica while others wait; None: not measured
-    duty: float | None = None  # the part of what the ready replicas can do that they did in the last seconds
+    duty: float | None = None  # the part of what the ready replicas can do that they did, of late; None: not observed
     ready_s: float | None = None  # from the start of a replica until it is ready; None: not measured
     changes: list[Change] = []
 
@@ -347,7 +347,15 @@ class Autoscaler:
             idle_s=demand.idle_s,
             requests_per_s=seen.rate_per_s,
             served_per_s=seen.served_per_s,
-            duty=None if seen.busy_now is None or not seen.ready else min(1.0, seen.busy_now / seen.ready),
+            duty=_duty_now(seen),
             ready_s=seen.ready_s,
             changes=list(reversed(model.changes)),
         )
+
+
+def _duty_now(seen: Seen) -> float | None:
+    """The duty that decides, and before two minutes were observed that of the last seconds."""
+    duty = duty_of(seen)
+    if duty is None and seen.ready and seen.busy_now is not None:
+        return min(1.0, seen.busy_now / seen.ready)
+    return duty

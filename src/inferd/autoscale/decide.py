@@ -248,7 +248,7 @@ def needs_of(spec: Spec, seen: Seen) -> tuple[Need, ...]:
         load = max(seen.load or 0.0, seen.load_now or 0.0)
         text = f"{load:.3g} requests in work or waiting, of {spec.in_flight:g} for a replica"
         needs.append(Need("in_flight", _ceil(load / spec.in_flight), text))
-    duty = _duty(seen)
+    duty = duty_of(seen)
     if spec.duty is not None and duty is not None and duty >= spec.duty:
         is_guess = each is None and seen.load_long is not None
         count = min(seen.ready + 1, _ceil((seen.load_long or 0.0) - SPARE)) if is_guess else seen.ready + 1
@@ -276,7 +276,7 @@ def _most_per_s(seen: Seen) -> float | None:
     return seen.in_flight / seen.ready / seen.took_s
 
 
-def _duty(seen: Seen) -> float | None:
+def duty_of(seen: Seen) -> float | None:
     """The part of what the replicas can do that they did in two minutes; None: not known."""
     if not seen.ready:
         return None

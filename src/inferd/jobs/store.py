@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple, TypeVar
 
 from inferd import clock
 from inferd.config.server import JobsConfig
@@ -65,6 +65,7 @@ class JobStore:
         self._presence = presence
         self._tell = tell
         self._erasure = Erasure()
+        self._deletions: set[asyncio.Task[None]] = set()
         self._arriving: dict[str, int] = {}  # bytes of uploads that have not ended, by tenant
         self._open: list[JobReport] = []
         self.folder = folder
@@ -116,9 +117,13 @@ class JobStore:
 
     async def delete_file(self, tenant: str, name: str) -> None:
         """Raises StoredNotFound, InvalidRequest."""
-        file = await self._delete(lambda found: rows.remove_file(found, tenant, name, clock.wall()))
-        if file.folder == self.folder.id:  # else the servers of the other folder sweep it
-            await asyncio.to_thread(self.folder.delete, (file.id,))
+
+        async def delete() -> None:
+            file = await self._delete(lambda found: rows.remove_file(found, tenant, name, clock.wall()))
+            if file.folder == self.folder.id:  # else the servers of the other folder sweep it
+                await asyncio.to_thread(self.folder.delete, (file.id,))
+
+        await self._to_the_end(delete())
 
     def _refuse_bytes(self, found: Transaction, tenant: str, more: int) -> None:
         used = rows.used_bytes(found, tenant)
@@ -159,8 +164,12 @@ class JobStore:
 
     async def delete_batch(self, tenant: str, name: str) -> None:
         """Delete a batch that has ended, with its input and results. Raises StoredNotFound, InvalidRequest."""
-        here = await self._delete(lambda found: rows.remove_batch(found, tenant, name, self.folder.id))
-        await asyncio.to_thread(self.folder.delete, here)
+
+        async def delete() -> None:
+            here = await self._delete(lambda found: rows.remove_batch(found, tenant, name, self.folder.id))
+            await asyncio.to_thread(self.folder.delete, here)
+
+        await self._to_the_end(delete())
 
     async def cancel(self, tenant: str, name: str) -> Batch:
         """Raises StoredNotFound, and InvalidRequest for a batch that has ended."""
@@ -305,6 +314,13 @@ class JobStore:
 
         await in_task()
         return await self._state.call(job)
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await work that goes on when the request that wants it is cancelled: rows and contents are deleted both."""
+        task = asyncio.create_task(work)
+        self._deletions.add(task)
+        task.add_done_callback(self._deletions.discard)
+        await asyncio.shield(task)
 
     async def _delete(self, work: Callable[[Transaction], T]) -> T:
         """As ``_change``, for a work that deletes."""

@@ -278,8 +278,9 @@ class PredictBackend:
         measure = size if limits.max_size else rows
         cost.observe(measure, computed - now)
         self._enough = _enough(cost)
-        is_batch = limits.mode != "off" and not self._contract.is_decoupled
-        fullness = max(rows / limits.max_rows, size / limits.max_size if limits.max_size else 0.0) if is_batch else 1.0
+        # What waits is what no batch of now takes: a full one, another shape, or the budget of latency.
+        is_full = len(self._batcher) > 0 or limits.mode == "off" or self._contract.is_decoupled
+        fullness = 1.0 if is_full else max(rows / limits.max_rows, size / limits.max_size if limits.max_size else 0.0)
         return StepStats(
             num_waiting=len(self._batcher),
             num_running=len(self._streams) + len(self._paused),

@@ -113,8 +113,10 @@ def cut_every_step(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     found: list[list[int]] = []
 
     def cut(num_rows: int, stages: int) -> list[int]:
-        found.append(list(range(1, num_rows, 3)))
-        return found[-1]
+        cut_at = list(range(1, num_rows, 3))
+        if stages > 1:
+            found.append(cut_at)
+        return cut_at
 
     monkeypatch.setattr("inferd.engine.ranks.lead.cuts", cut)
     return found

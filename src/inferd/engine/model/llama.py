@@ -97,7 +97,7 @@ class Experts:
 
     def __call__(self, x: Tensor, adapted: Adapted) -> Tensor:
         """Adapters change no expert: they are refused at load (``checkpoints.adapter``)."""
-        # A product of the kernels, so that the same experts are chosen in any batch. Not rounded before the choice.
+        # A product of the kernels, which do not round it: the same experts are chosen in any batch.
         shares = self.router(x, torch.float32).softmax(-1)
         share, chosen = shares.topk(self.moe.top_k, dim=-1)  # [T, k]
         if self.moe.renormalise:

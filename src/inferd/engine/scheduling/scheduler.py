@@ -100,15 +100,15 @@ class _Budget:
     batch: float = _MANY
     batch_limit: float = _MANY  # of batch work where no first token is due
     decode_cost: float = 1.0  # of one batch decode
-    is_short: bool = False  # a gap was not granted as a whole
+    is_short: bool = False  # a gap was not granted as a whole, and not because it is batch work
 
     def grant(self, gap: int, *, is_batch: bool, is_decode: bool = False) -> int:
         """How much of a gap may be computed."""
         most = min(gap, self.tokens, _MANY if is_decode else self.prefill)
+        self.is_short |= most < gap
         if is_batch:
             # The last one may exceed the budget, so that one decode is computed whatever it costs.
             most = min(most, max(int(self.batch), 1)) if self.batch > 0 else 0
-        self.is_short |= most < gap
         return most
 
     def spend(self, count: int, gap: int, *, is_batch: bool) -> None:
@@ -274,10 +274,10 @@ class Scheduler:
                 self._admit_waiting(step, budget)
             if not step.slices and len(self._waiting):
                 self._break_deadlock(step)
-        step.fullness = self._fullness(step, budget)
+        step.fullness = self._fullness(budget)
         return step
 
-    def _fullness(self, step: Step, budget: _Budget) -> float:
+    def _fullness(self, budget: _Budget) -> float:
         """Of what is taken, the part that is largest; 1 where sequences wait, or had to leave tokens to later steps."""
         if len(self._waiting) or budget.is_short:
             return 1.0
@@ -320,6 +320,7 @@ class Scheduler:
             if waiting.request_id in held or not self._admit(waiting, step, budget, may_displace=False):
                 break
             self._admissions += are_others_waiting
+        step.fullness = self._fullness(budget)
         return step
 
     def speculate(self, part: Slice, tokens: tuple[int, ...]) -> None:

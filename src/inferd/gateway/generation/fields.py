@@ -24,6 +24,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 NEUTRAL: Final = frozenset((b"null", b"false", b'""', b"[]", b"{}"))
 """Values with which a field counts as absent, as JSON."""
 
+MAX_LEVELS: Final = 8
+"""Levels of objects whose keys are looked at. Each one reads what is within it again, and no dialect has more."""
+
 _top_level: Final = msgspec.json.Decoder(dict[str, Raw])
 _list: Final = msgspec.json.Decoder(list[Raw])
 
@@ -50,7 +53,7 @@ async def decode_open_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> tup
 def _decode_open(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T, list[str]]:
     decoded = decode(body, decoder)
     found: dict[str, None] = {}
-    _find_unused(Raw(body.lstrip()), type(decoded), "", found)
+    _find_unused(Raw(body.lstrip()), type(decoded), "", found, MAX_LEVELS)
     return decoded, list(found)
 
 
@@ -61,23 +64,23 @@ class _Shape(NamedTuple):
     inner: dict[str, type[msgspec.Struct]]  # of the objects within its fields
 
 
-def _find_unused(value: Raw, wire: type[msgspec.Struct], at: str, found: dict[str, None]) -> None:
+def _find_unused(value: Raw, wire: type[msgspec.Struct], at: str, found: dict[str, None], levels: int) -> None:
     """Add the keys without effect of an object, or of the objects of a list. The value is valid for its type.
 
-    ``at``: the name of the object with a dot behind it.
+    ``at``: the name of the object with a dot behind it. ``levels``: of objects that are looked at.
     """
     first = bytes(memoryview(value)[:1])  # without a copy of the rest
     if first == b"[":
         for item in _list.decode(value):
-            _find_unused(item, wire, at, found)
+            _find_unused(item, wire, at, found, levels)
     elif first == b"{":
         shape = _shape_of(wire)
         for name, inner in _top_level.decode(value).items():
             if name not in shape.used:
                 if is_given(inner):
                     found[f"{at}{name}"] = None
-            elif name in shape.inner:
-                _find_unused(inner, shape.inner[name], f"{at}{name}.", found)
+            elif name in shape.inner and levels > 1:
+                _find_unused(inner, shape.inner[name], f"{at}{name}.", found, levels - 1)
 
 
 @functools.cache

@@ -30,6 +30,7 @@ async def tokenize(context: Context, call: Call, body: TokenizeRequest, ignored:
         prompt, left_out = chat_of(body, body.messages, default_special_tokens=False)
         call.ignored = [*ignored, *left_out]
     else:
+        call.ignored = list(ignored)
         prompt = TextPrompt(text=body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
     model = find_model(context, call, body.model)
     call.model = model.name

@@ -23,6 +23,7 @@ from inferd.router.replicas.machines import Spot
 from inferd.router.replicas.pinned_files import PinnedFiles
 from inferd.router.replicas.prompt_work import PromptWork
 from inferd.router.replicas.prompts import Ended, Prompts
+from inferd.router.replicas.utilization import Utilization
 from inferd.router.ticket import Ticket
 from inferd.types import (
     CLASSES,
@@ -257,6 +258,7 @@ class LocalReplica:
         "_source",
         "_supervisor",
         "_tasks",
+        "_utilization",
         "_wanted_adapters",
         "adapters",
         "capacity",
@@ -270,7 +272,6 @@ class LocalReplica:
         "prompts",
         "region",
         "spot",
-        "utilization",
     )
 
     def __init__(
@@ -312,7 +313,7 @@ class LocalReplica:
         self.is_ready = False
         self.capacity = 0
         self.outstanding = 0
-        self.utilization = 1.0  # of its last step that computed requests
+        self._utilization = Utilization()
         self.region = config.region or ""
 
     @property
@@ -322,6 +323,11 @@ class LocalReplica:
     @property
     def state(self) -> State:
         return self._supervisor.state
+
+    @property
+    def utilization(self) -> float:
+        """The part of its time in which full steps would have done the work of the latest ones."""
+        return self._utilization.mean
 
     @property
     def reason(self) -> str:
@@ -582,7 +588,7 @@ class LocalReplica:
         self.spot.loaded()
         self.info = info if info.source == self._source else msgspec.structs.replace(info, source=self._source)
         self.capacity = max(2 * info.max_num_seqs, info.max_num_seqs + 8)
-        self.utilization = 1.0
+        self._utilization = Utilization()
         self.is_ready = True
         self._owner.replica_ready(self)
 
@@ -607,7 +613,7 @@ class LocalReplica:
 
     def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None:
         if stats is not None and stats.step_sequences:
-            self.utilization = stats.utilization
+            self._utilization.add(stats.step_s, stats.utilization)
         if self.role == "prefill":
             outputs = self.prompts.without_ends(outputs)
         self._owner.replica_outputs(self, outputs, stats)
