@@ -521,9 +521,13 @@ def spread_line(model: MemoryEstimate) -> str:
         if parallel.count - parallel.per_machine == 1
         else (f"ranks {parallel.per_machine} to {parallel.count - 1}")
     )
-    nodes = "a node" if parallel.machines == 2 else f"{parallel.machines - 1} nodes, {parallel.per_machine} on each"
+    nodes = (
+        "a node that joins"
+        if parallel.machines == 2
+        else f"{parallel.machines - 1} nodes that join, {parallel.per_machine} on each"
+    )
     each = bytes_text(model.here_bytes)
-    return f"{model.name} has {own} on this machine and {others} on {nodes} that join; each machine needs about {each}."
+    return f"{model.name} has {own} on this machine and {others} on {nodes}; each machine needs about {each}."
 
 
 def placed_lines(name: str, placed: Placed) -> list[str]:
