@@ -84,5 +84,6 @@ def test_a_rank_that_is_killed_between_two_micro_batches_ends_its_group_alone(lo
         finally:
             await router.stop()
 
+    before = set(children(os.getpid()))  # of fixtures of other modules
     asyncio.run(scenario())
-    assert not children(os.getpid())
+    assert set(children(os.getpid())) <= before
