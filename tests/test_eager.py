@@ -169,13 +169,13 @@ def outcome(program: list[Any], cancelled_at: int | None, *, is_eager: bool) -> 
     return asyncio.run(main())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(PROGRAMS)
 def test_an_eager_coroutine_comes_to_the_same_as_a_task(program: list[Any]) -> None:
     assert outcome(program, None, is_eager=True) == outcome(program, None, is_eager=False)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.lists(st.sampled_from(["future", "child", "shielded", "done future", "turn", "fail", "return"])))
 def test_a_coroutine_that_is_cancelled_while_it_first_waits_cancels_what_it_waits_for(program: list[Any]) -> None:
     for around in (lambda steps: steps, lambda steps: [("keep on", steps)], lambda steps: [("clean up", steps)]):
@@ -183,7 +183,7 @@ def test_a_coroutine_that_is_cancelled_while_it_first_waits_cancels_what_it_wait
         assert outcome(whole, 0, is_eager=True) == outcome(whole, 0, is_eager=False)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(PROGRAMS, st.integers(0, TURNS))
 def test_an_eager_coroutine_that_is_cancelled_ends_as_its_task_would(program: list[Any], at: int) -> None:
     """A turn earlier or later: a future that is done when the task begins is seen a turn later than by a task."""

@@ -104,7 +104,7 @@ def test_every_native_family_is_here(families: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "quantization"),
     [
-        pytest.param(name, *form, marks=() if (name, *form) in EVERYDAY else pytest.mark.thorough)
+        pytest.param(name, *form, marks=() if (name, *form) in EVERYDAY else pytest.mark.soak)
         for name in NAMES
         for form in FORMATS
     ],

@@ -156,7 +156,7 @@ INT8 = {"dtype": "bfloat16", "quantization": "int8"}
         ("gpt-neo", (2, 2), {}),
         ("olmo2", (2, 2), INT8),
         *(
-            pytest.param(name, layout, options, marks=pytest.mark.thorough)
+            pytest.param(name, layout, options, marks=pytest.mark.soak)
             for name in NAMES
             for layout, options in (((1, 2), {}), ((1, 3), {"dtype": "bfloat16"}), ((2, 2), INT8))
         ),
