@@ -18,8 +18,13 @@ SUITE_ENV := $(TEST_ENV) PYTHONDONTWRITEBYTECODE=
 # Tests wait for servers of their own: one process more than most small machines have cores. Each takes the next tests
 # of its half of the list, so that a module's servers start once, and at the end some of another's half.
 PARALLEL := -n 3 --dist worksteal
+# The tests of the gateway's process.
+COMPILED := tests/compiled tests/gateway tests/http tests/observe tests/remote tests/router
 TIERS ?= everyday
 SELECTED := $(if $(filter all,$(TIERS)),-m 'not soak')
+# What `make test-compiled` runs as well is left to it: make test TIERS=all COMPILED_TESTS=apart
+COMPILED_TESTS ?= too
+APART := $(if $(filter apart,$(COMPILED_TESTS)),$(addprefix --compiled-apart=,$(COMPILED)))
 ARGS ?=
 
 export PYTHON TORCH_ARGS TORCH_CPU_INDEX
@@ -41,7 +46,7 @@ demo: $(VENV)/.llm ## Set up what the server needs and serve the bundled models:
 
 .PHONY: test
 test: $(VENV)/.dev ## Run the everyday tests; those marked thorough as well: make test TIERS=all
-	@$(SUITE_ENV) $(BIN)/python -m pytest $(PARALLEL) $(SELECTED) $(ARGS)
+	@$(SUITE_ENV) $(BIN)/python -m pytest $(PARALLEL) $(SELECTED) $(APART) $(ARGS)
 
 .PHONY: check
 check: $(VENV)/.dev ## Format, lint, types, the import contract, generated pages
@@ -76,7 +81,7 @@ bench: $(VENV)/.dev ## Measure the server as a wheel installs it, and write a ta
 .PHONY: test-compiled
 test-compiled: $(VENV)/.dev ## The tests of the gateway's process against its compiled modules
 	@.ci/compiled
-	@$(SUITE_ENV) build/compiled/env/bin/python -m pytest -p no:cacheprovider $(PARALLEL) $(SELECTED) --ignore=tests/observe/alerts --ignore=tests/observe/devices tests/compiled tests/gateway tests/http tests/observe tests/remote tests/router $(ARGS)
+	@$(SUITE_ENV) build/compiled/env/bin/python -m pytest -p no:cacheprovider $(PARALLEL) $(SELECTED) $(COMPILED) $(ARGS)
 
 .PHONY: test-clients
 test-clients: $(VENV)/.dev ## Published clients and agents against the server, installed under build/clients (ARGS: names)

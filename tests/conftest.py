@@ -95,6 +95,25 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"postgresql: {_postgres()[1]}", f"redis: {_redis()}"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--compiled-apart",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="leave out the tests of a folder that make test-compiled runs: all but those marked interpreted",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    folders = [config.rootpath / folder for folder in config.getoption("--compiled-apart")]
+    apart = [item for item in items if any(folder in item.path.parents for folder in folders)]
+    left_out = {item for item in apart if item.get_closest_marker("interpreted") is None}
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
 def pytest_collection_finish() -> None:
     freeze_heap()
 
