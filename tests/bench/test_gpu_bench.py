@@ -14,6 +14,7 @@ from bench.gpu import answers, decode, kernels
 from bench.gpu.result import Result
 from bench.gpu.shapes import TINY, random_decoder
 from tests.engine.cuda.fake_device import FakeDevice
+from tests.tiers import THOROUGH
 
 from inferd.native import compiled
 from inferd.native.triton import switch
@@ -58,6 +59,7 @@ def test_one_sequence_is_decoded(quantization: str) -> None:
     assert decode.bandwidth(CPU, 1 << 20) > 0
 
 
+@THOROUGH  # that it decodes at all: test_one_sequence_is_decoded
 @pytest.mark.usefixtures("_on_cpu")
 def test_graphs_decode_what_single_launches_decode() -> None:
     """In the interpreter; of many at once only that it runs."""

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.ports import free_port
+from tests.tiers import THOROUGH, sample
 
 LONG = {"oneOf": [{"properties": {f"p{i}": {"type": "string"}}} for i in range(40)]}
 BOMBS: list[dict[str, Any]] = [
@@ -88,6 +89,7 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
     made.process.wait()
 
 
+@THOROUGH  # of one bomb at a time: tests/clients/test_bad_forms.py
 def test_streams_go_on_beside_bombs_and_killed_trials(serving: Serving) -> None:
     body = {"model": "m", "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
     with ThreadPoolExecutor(len(BOMBS) + 1) as threads, httpx.stream(
@@ -110,7 +112,7 @@ def test_streams_go_on_beside_bombs_and_killed_trials(serving: Serving) -> None:
     assert serving.complete(guided_regex="[ab]{2}").json()["choices"][0]["text"] in ("aa", "ab", "ba", "bb")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGKILL], signal.SIGKILL))
 def test_nothing_is_left_of_a_server_that_ends_during_a_trial(serving: Serving, number: signal.Signals) -> None:
     assert serving.complete(guided_regex="a").status_code == 200
     with ThreadPoolExecutor(1) as threads:

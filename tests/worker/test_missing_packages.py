@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.tiers import sample
 
 LOAD = """
 import sys
@@ -21,7 +22,7 @@ except ModelLoadError as error:
 """
 
 
-@pytest.mark.parametrize("package", ["torch", "tokenizers"])
+@pytest.mark.parametrize("package", sample(["torch", "tokenizers"], "tokenizers"))
 def test_the_line_that_installs_it_is_told(tmp_path: Path, package: str) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
     (tmp_path / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.tiers import THOROUGH
 
 pytest.importorskip("triton", reason="Triton has no package for this machine")
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@THOROUGH  # that Triton takes them at all: tests/engine/cuda/test_decoders_in_triton.py interprets them
 @pytest.mark.timeout(600)
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """In a process of its own: here Triton interprets."""

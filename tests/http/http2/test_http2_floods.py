@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.http.http2.h2_site import PREFACE, Echo, Peer, asking, block, data, in_loop
+from tests.tiers import sample
 
 from inferd import clock
 from inferd.http import cost
@@ -66,7 +67,7 @@ def read_of(piece: Callable[[int], bytes], number: int) -> tuple[bytes, int]:
     return bytes(found), number
 
 
-@pytest.mark.parametrize("name", FLOODS)
+@pytest.mark.parametrize("name", sample(FLOODS, "streams beyond those that may be open", "priorities", "tiny headers"))
 def test_a_client_that_floods_is_sent_away(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the frames: what it costs is counted, and nothing is earned."""
     monkeypatch.setattr(clock, "now", lambda: 100.0)
