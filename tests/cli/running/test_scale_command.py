@@ -79,3 +79,41 @@ def test_the_numbers_of_replicas_are_shown_and_explained_where_that_is_asked(
     assert capsys.readouterr().out == shown
     path = b"/admin/scaling/chat" if "chat" in words else b"/admin/scaling"
     assert asked[-1].startswith(b"GET " + path + b" HTTP/1.1")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max", "3"], "--max is for a simulation: add --simulate TRACE, or set models.NAME.scaling.max for the"),
+        (["chat", "--queue-ms", "9"], "or set models.chat.scaling.target.queue_ms for the server."),
+        (["--slots", "1"], "--slots is for a simulation: add --simulate TRACE."),
+        (["chat", "--simulate", "TRACE"], "The model 'chat' is for a server that runs, and --simulate asks none"),
+        (["--json", "--simulate", "TRACE"], "--json is for a server that runs, and --simulate asks none"),
+    ],
+    ids=["max", "target", "default", "model", "json"],
+)
+def test_what_would_have_no_effect_is_refused_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0}\n')
+    assert main(["scale", *(str(trace) if word == "TRACE" else word for word in words)]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_simulation_tells_its_changes_and_the_times_beside_fixed_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, picture = tmp_path / "trace.jsonl", tmp_path / "drawn.svg"
+    trace.write_text("".join(f'{{"timestamp": {100 * number}}}\n' for number in range(50)))
+    words = ["--model-seconds", "0.5", "--max", "3", "--picture", str(picture)]
+    assert main(["scale", "--simulate", str(trace), *words]) == 0
+    said = capsys.readouterr().out
+    assert " 3 replicas, " in said
+    assert "50 requests in 5 s, 0.5 s each in the mean" in said
+    assert [line.split()[0] for line in said.splitlines() if "fixed" in line or line.startswith("scaled")] == [
+        "scaled",
+        "1",
+        "3",
+    ]
+    assert picture.read_text(encoding="utf-8").startswith("<svg")

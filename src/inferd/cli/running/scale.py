@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from inferd.autoscale.simulate import Outcome
 
 _LONG_SECONDS: Final = 3600.0
+_SIMULATED: Final = ("model_seconds", "slots", "ready_seconds", "least", "most", "queue_ms", "picture")
+_ASKED: Final = ("model", "explain", "as_json", "port", "config", "url", "key")
+_SETTINGS: Final = {"least": "min", "most": "max", "queue_ms": "target.queue_ms"}
+"""Options of a simulation that a server has as settings."""
 
 
 @click.command("scale")
@@ -49,8 +53,12 @@ _LONG_SECONDS: Final = 3600.0
     show_default=True,
     help="Of a simulation: seconds from the start of a replica until it is ready.",
 )
-@click.option("--min", "least", type=click.IntRange(1, 64), default=1, show_default=True, help="Fewest replicas.")
-@click.option("--max", "most", type=click.IntRange(1, 64), default=4, show_default=True, help="Most replicas.")
+@click.option(
+    "--min", "least", type=click.IntRange(1, 64), default=1, show_default=True, help="Of a simulation: fewest replicas."
+)
+@click.option(
+    "--max", "most", type=click.IntRange(1, 64), default=4, show_default=True, help="Of a simulation: most replicas."
+)
 @click.option(
     "--queue-ms",
     type=click.FloatRange(0, 3_600_000, min_open=True),
@@ -64,7 +72,9 @@ _LONG_SECONDS: Final = 3600.0
     help="Of a simulation: write it as SVG.  [default: the trace's name with .svg, in this folder]",
 )
 @which_server
+@click.pass_context
 def command(
+    ctx: click.Context,
     model: str | None,
     explain: bool,
     as_json: bool,
@@ -89,6 +99,7 @@ def command(
       inferd scale --explain chat
       inferd scale --simulate trace.jsonl --model-seconds 0.5 --max 8
     """
+    _check_options(ctx, is_simulated=trace is not None)
     if trace is not None:
         if least > most:
             raise click.UsageError(f"--min {least} is above --max {most}; lower it, or raise --max.")
@@ -113,6 +124,25 @@ def command(
         click.echo("No model of this server has scaling; their numbers of replicas are fixed.")
     for report in reports:
         _show(report, explain=explain)
+
+
+def _check_options(ctx: click.Context, *, is_simulated: bool) -> None:
+    """Refuse what was given and would have no effect, by its name."""
+    without_effect = _ASKED if is_simulated else _SIMULATED
+    for parameter in ctx.command.params:
+        name, source = parameter.name or "", ctx.get_parameter_source(parameter.name or "")
+        if name not in without_effect or source is not click.core.ParameterSource.COMMANDLINE:
+            continue
+        if is_simulated:
+            given = f"The model {ctx.params[name]!r}" if name == "model" else parameter.opts[0]
+            raise click.UsageError(
+                f"{given} is for a server that runs, and --simulate asks none: leave one of them out. A simulation "
+                "takes its numbers from --model-seconds, --slots, --ready-seconds, --min, --max and --queue-ms."
+            )
+        setting = _SETTINGS.get(name)
+        which = ctx.params["model"] or "NAME"
+        of_server = "" if setting is None else f", or set models.{which}.scaling.{setting} for the server"
+        raise click.UsageError(f"{parameter.opts[0]} is for a simulation: add --simulate TRACE{of_server}.")
 
 
 def _show(report: ScalingReport, *, explain: bool) -> None:
