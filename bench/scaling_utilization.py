@@ -73,7 +73,7 @@ def serve(replica: Replica, rate: float | None) -> Served:
         step = clockwork.step()
         if at >= began + replica.seconds / 4:
             busy += clockwork.now - at
-            used += (clockwork.now - at) * (1.0 - (1.0 - step.fullness) * clockwork.ledger.fixed_share)
+            used += (clockwork.now - at) * clockwork.ledger.utilization(step, step.fullness)
     span_s = clockwork.now - began
     return Served((num_added - len(clockwork.open)) / span_s, busy / (0.75 * span_s), used / (0.75 * span_s))
 

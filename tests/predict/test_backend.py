@@ -276,6 +276,25 @@ def test_a_batch_is_full_while_requests_wait_that_it_cannot_take() -> None:
     assert found == [(True, True), (True, True), (False, False)]
 
 
+@pytest.mark.parametrize("mode", ["dynamic", "off"])
+def test_batch_work_utilizes_no_replica(mode: str) -> None:
+    made = backend(max_rows=32, mode=mode, cuts=mode != "off")
+    for size in (1, 32):
+        made._batcher.cost.observe(size, 0.01 + 0.001 * size)
+    shares = []
+    for number in range(3):
+        made.submit(request(f"b{number}", *range(16), priority=1), now)
+        made.submit(request(f"c{number}", *range(16), priority=int(number < 2)), now)
+    while made._batcher:
+        _, stats = made.step(now)
+        assert stats is not None
+        shares.append(stats.utilization)
+    rest = 5 if mode == "off" else 2
+    assert shares[1:] == [0.0] * rest, "others wait behind none"
+    assert 0.0 < shares[0] <= 1.0, "the one of another class goes first"
+    assert (shares[0] == 1.0) == (mode == "off")
+
+
 # -- several answers -----------------------------------------------------------------------------
 
 

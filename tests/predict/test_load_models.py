@@ -86,6 +86,8 @@ def test_the_rows_of_a_batch_are_those_that_are_named_else_those_that_pay(tmp_pa
     path = identity(tmp_path / "m.onnx")
     assert loaded(path, max_batch_size=7)[0].info.max_batch_size == 7
     assert loaded(path)[0].info.max_batch_size in range(1, MOST_ROWS + 1)
+    info = loaded(path, mode="off")[0].info
+    assert (info.max_batch_size > 1, info.max_num_seqs) == (True, 1), "the rows of one request, and the requests"
     info = loaded(path, preferred_sizes=(2, 4 * MOST_ROWS))[0].info
     assert (info.max_batch_size, info.max_num_seqs) == (4 * MOST_ROWS, 4 * MOST_ROWS)
 

@@ -87,6 +87,7 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     needs: list[NeedReport] = []
     waiting: int = 0
     in_flight: int = 0
+    deferred: int = 0  # requests of batch work without a deadline; the other numbers are without them
     load: float | None = None  # requests in work and waiting: the mean of a minute, or of the last seconds if larger
     load_age_s: float | None = None  # seconds since that was last known; None: not observed for long enough yet
     age_s: float | None = None  # seconds since the last look; None: there was none
@@ -238,6 +239,7 @@ class Autoscaler:
                 starting=demand.starting,
                 waiting=demand.waiting,
                 in_flight=demand.in_flight,
+                deferred=demand.deferred,
                 oldest_wait_s=demand.oldest_wait_s,
                 idle_s=demand.idle_s,
                 ready_s=demand.ready_s,
@@ -341,6 +343,7 @@ class Autoscaler:
             needs=[NeedReport(name=need.name, replicas=need.replicas, text=need.text) for need in decision.needs],
             waiting=demand.waiting,
             in_flight=demand.in_flight,
+            deferred=demand.deferred,
             load=load,
             load_age_s=None if load_at is None else now - load_at,
             age_s=now - seen.at,

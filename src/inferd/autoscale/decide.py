@@ -78,6 +78,7 @@ class Seen(NamedTuple):
     starting: int = 0
     waiting: int = 0
     in_flight: int = 0
+    deferred: int = 0  # requests of batch work without a deadline, which are in no other number
     oldest_wait_s: float = 0.0
     idle_s: float = 0.0  # 0: there is a request
     ready_s: float | None = None  # from the start of a replica until it is ready
@@ -155,7 +156,7 @@ def decide(spec: Spec, seen: Seen, past: Past, now: float) -> Decision:
     past = _remembered(spec, seen, needs, past, now)
     most_needed = max(needs, key=lambda need: need.replicas, default=None)
     want = 0 if most_needed is None else most_needed.replicas
-    has_work = seen.waiting > 0 or seen.in_flight > 0
+    has_work = seen.waiting > 0 or seen.in_flight > 0 or seen.deferred > 0
     floor = max(spec.least, 1 if has_work else 0)
     if current == 0:
         rule = "work" if floor > spec.least else "least"

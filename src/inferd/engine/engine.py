@@ -782,8 +782,7 @@ class Engine:
             num_invalid=num_invalid,
             num_unmatched=num_unmatched,
             adapters=self._adapter_use(),
-            # Only the part that does not depend on the tokens is shared with what a fuller step would compute.
-            utilization=1.0 - (1.0 - step.fullness) * self._ledger.fixed_share,
+            utilization=self._ledger.utilization(step, step.fullness),
         )
 
     def _adapter_use(self) -> AdapterUse:

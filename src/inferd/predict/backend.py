@@ -270,17 +270,25 @@ class PredictBackend:
         return StepStats(num_waiting=len(self._batcher), audited_rows=1, not_batched=reason)
 
     def _stats(self, items: Sequence[Item], now: float, computed: float) -> StepStats:
-        rows = size = 0
+        rows = size = other_rows = other_size = 0  # others: without batch work
         for item in items:
             rows += item.rows
             size += item.size
+            if item.priority <= 0:
+                other_rows += item.rows
+                other_size += item.size
         cost, limits = self._batcher.cost, self._batcher.limits
-        measure = size if limits.max_size else rows
+        measure, other_measure = (size, other_size) if limits.max_size else (rows, other_rows)
         cost.observe(measure, computed - now)
         self._enough = _enough(cost)
-        # What waits is what no batch of now takes: a full one, another shape, or the budget of latency.
-        is_full = len(self._batcher) > 0 or limits.mode == "off" or self._contract.is_decoupled
-        fullness = 1.0 if is_full else max(rows / limits.max_rows, size / limits.max_size if limits.max_size else 0.0)
+        # What waits is what no batch of now takes: a full one, another shape, or the budget of latency. Batch work may
+        # wait, and fills every batch as far as there is any.
+        is_whole = limits.mode == "off" or self._contract.is_decoupled
+        is_full = self._batcher.has_others or (is_whole and other_rows > 0)
+        of_size = other_size / limits.max_size if limits.max_size else 0.0
+        fullness = 1.0 if is_full else min(1.0, max(other_rows / limits.max_rows, of_size))
+        others = other_measure / measure if measure else 1.0
+        fixed_share = cost.fixed_share(measure)
         return StepStats(
             num_waiting=len(self._batcher),
             num_running=len(self._streams) + len(self._paused),
@@ -291,7 +299,7 @@ class PredictBackend:
             batch_rows=rows,
             padded_rows=_padding_of(self._runtime),
             # Only the part that does not depend on the rows is shared with what a fuller batch would compute.
-            utilization=1.0 - max(1.0 - fullness, 0.0) * cost.fixed_share(measure),
+            utilization=(1.0 - fixed_share) * others + fixed_share * fullness,
         )
 
     def _compute(self, items: Sequence[Item]) -> Sequence[_Answer]:

@@ -111,6 +111,11 @@ class Batcher:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._by_id
 
+    @property
+    def has_others(self) -> bool:
+        """Whether an item waits that is no batch work."""
+        return any(any(bucket.queues[:-1]) for bucket in self._buckets.values())
+
     # -- in and out -------------------------------------------------------------------------
 
     def add(self, item: Item, now: float) -> None:

@@ -56,7 +56,7 @@ def load_predictor(name: str, artifact: Artifact, config: ModelConfig, progress:
         progress("warm-up", 1, 1)
     codec_for("v2")  # its import is long, and would delay the first request
     seconds = {"runtime": round(loaded - began, 4), "warm_up": round(clock.now() - loaded, 4)}
-    info = model_info(name, config, artifact, contract, limits.max_rows)
+    info = model_info(name, config, artifact, contract, limits)
     info = msgspec.structs.replace(info, load_s=seconds)
     batcher = Batcher(limits, cost)
     return PredictBackend(
@@ -121,7 +121,7 @@ def _sequence_rows(artifact: Artifact, contract: Contract, config: ModelConfig) 
     return Verdict(None, f"{doubt}; {CLAIM} declares that they do not", is_open=True)
 
 
-def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Contract, max_rows: int) -> ModelInfo:
+def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Contract, limits: Limits) -> ModelInfo:
     has_rows = contract.max_batch_size > 0
     kernels = _kernels() if contract.platform == "inferd_encoder" else ""
     return ModelInfo(
@@ -134,7 +134,7 @@ def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Con
         num_parameters=contract.num_parameters,
         num_blocks=0,
         block_size=0,
-        max_num_seqs=max_rows,
+        max_num_seqs=1 if limits.mode == "off" else limits.max_rows,  # what there is more of waits in the worker
         fingerprint=_fingerprint(artifact),
         attention="none",
         memory=MemoryPlan(),
@@ -143,7 +143,7 @@ def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Con
         tasks=contract.tasks,
         inputs=contract.inputs,
         outputs=contract.outputs,
-        max_batch_size=max_rows if has_rows else 0,
+        max_batch_size=limits.max_rows if has_rows else 0,
         not_batched=contract.not_batched,
         is_stateful=contract.is_stateful,
         version=config.version,

@@ -39,7 +39,7 @@ from inferd.router.request_end import deadline_error, is_deadline_end
 from inferd.router.status import Applied, Demand, ModelStatus, ReplicaStatus
 from inferd.router.ticket import Runner, Ticket
 from inferd.router.waiting.availability import Availability, Refusal
-from inferd.router.waiting.queue import RequestQueue
+from inferd.router.waiting.queue import RequestQueue, is_deferrable
 from inferd.types import (
     End,
     Failure,
@@ -115,6 +115,7 @@ class Pool:
         self.placement = self._dispatcher.placement
         self.adapters = PoolAdapters(config, self.fleet, self._num_using)
         self._num_accepted = 0
+        self._num_deferrable = 0  # of them, batch work without a deadline
         self.settled = asyncio.Event()  # every replica has been ready, has failed or does not answer
 
     # -- admission --------------------------------------------------------------------------
@@ -141,6 +142,7 @@ class Pool:
         if not able:
             self._check_may_wait(ticket, now)
         self._num_accepted += 1
+        self._num_deferrable += is_deferrable(request)
         self._live.add(ticket)
         if able:
             self._dispatcher.dispatch(ticket, able, now)
@@ -258,7 +260,9 @@ class Pool:
             has_room = has_room or output.end is not None
         if stats is not None:
             if stats.not_batched and self.availability.info is not None:
-                self.availability.info = msgspec.structs.replace(self.availability.info, not_batched=stats.not_batched)
+                self.availability.info = msgspec.structs.replace(
+                    self.availability.info, not_batched=stats.not_batched, max_num_seqs=1
+                )
             self._emit(StepDone(model=self.name, replica=replica.index, stats=stats))
         if has_room:
             self.fleet.notify()
@@ -628,14 +632,19 @@ class Pool:
         ready = [member for member in locals_ if member.replica.is_ready]
         failed = sum(member.replica.failure is not None for member in locals_)
         oldest_at = self._queue.oldest_at
+        # Batch work without a deadline takes what is left, and is counted apart.
+        deferred, accepted = self._live.num_deferrable, self._num_accepted - self._num_deferrable
+        tickets = self._live.tickets
+        backing_off = sum([not is_deferrable(tickets[name].request) for name in self._retries.backing_off])
         # A replica has more requests than it computes together; the others wait in its worker.
         together = 0 if info is None else info.max_num_seqs
-        in_flight = sum(member.replica.num_in_flight for member in self.fleet.members)
-        ahead = sum(max(0, member.replica.num_in_flight - together) for member in ready) if together else 0
+        in_flight = sum(member.replica.num_undeferred for member in self.fleet.members)
+        ahead = sum(max(0, member.replica.num_undeferred - together) for member in ready) if together else 0
         return Demand(
-            accepted=self._num_accepted,
-            ended=self._num_accepted - len(self._live.tickets),
-            waiting=len(self._queue) + len(self._retries.backing_off) + ahead,
+            accepted=accepted,
+            ended=accepted - (len(tickets) - deferred),
+            waiting=len(self._queue) - self._queue.num_deferrable + backing_off + ahead,
+            deferred=deferred,
             oldest_wait_s=0.0 if oldest_at is None else now - oldest_at,
             in_flight=in_flight - ahead,
             busy=sum(

@@ -28,6 +28,7 @@ BUSY = ScalingReport(
     needs=[NeedReport(name="load", replicas=3, text="5 requests at once")],
     waiting=7,
     in_flight=9,
+    deferred=40,
     requests_per_s=2.5,
     served_per_s=1.25,
     duty=0.4,
@@ -41,7 +42,7 @@ chat: 2 ready, 1 starting, 4 leaving; desired 3 of 1 to 8
 """
 WHEN = datetime.fromtimestamp(0).astimezone().strftime("%Y-%m-%d %H:%M:%S")  # of this machine's time zone
 LONG = f"""\
-  7 waiting, 9 in flight; arrivals: 2.5 requests/s
+  7 waiting, 9 in flight, 40 of batch work; arrivals: 2.5 requests/s
   one replica serves: 1.25 requests/s
   ready replicas work at: 40 % of what they can; from start to ready: 0.75 s
   load needs 3: 5 requests at once

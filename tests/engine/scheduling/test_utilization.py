@@ -13,7 +13,7 @@ from inferd.engine.scheduling.scheduler import Step
 
 def utilization(clockwork: Clockwork, step: Step) -> float:
     """As the engine tells it with the step."""
-    return 1.0 - (1.0 - step.fullness) * clockwork.ledger.fixed_share
+    return clockwork.ledger.utilization(step, step.fullness)
 
 
 class Load:
@@ -110,3 +110,20 @@ def test_a_step_is_full_where_a_sequence_waits_or_a_prompt_does_not_fit_as_a_who
     assert run(few).fullness < 1.0
     few.add(make_sequence("second", list(range(100, 124))))
     assert run(few).fullness == 1.0, "no blocks are left for it"
+
+
+def test_batch_work_fills_no_step_and_utilizes_no_replica() -> None:
+    clockwork = Clockwork(num_blocks=64, max_num_seqs=4, max_num_batched_tokens=16)
+    clockwork.fixed_s, clockwork.prefill_s, clockwork.decode_s = 0.01, 0.001, 0.001
+    for number in range(9):
+        clockwork.add(4 + number, 9, priority=1)
+    for _ in range(20):
+        step = clockwork.step()
+        assert (step.fullness, utilization(clockwork, step)) == (0.0, 0.0), "some run, and some wait"
+    clockwork.add(4, 9)
+    beside = clockwork.step()
+    assert beside.fullness == pytest.approx(1 / 4), "one of four sequences, or 4 of 16 tokens"
+    assert 0.0 < utilization(clockwork, beside) < 1.0
+    for _ in range(4):
+        clockwork.add(4, 9)
+    assert clockwork.step().fullness == 1.0, "one of another class waits, or took the last place"

@@ -34,7 +34,7 @@ class Model:
         self.runtime: EncoderRuntime = load(folder)
         contract = self.runtime.contract
         limits = limits_for(contract, config)
-        info = model_info("tiny", config, artifact_of(config), contract, limits.max_rows)
+        info = model_info("tiny", config, artifact_of(config), contract, limits)
         self._backend = PredictBackend(self.runtime, Batcher(limits), info)
 
     def answer(self, dialect: str, body: object) -> Prediction:

@@ -155,7 +155,8 @@ def _show(report: ScalingReport, *, explain: bool) -> None:
     if not explain:
         return
     arrivals = _known(report.requests_per_s, "{:.3g} requests/s")
-    click.echo(f"  {report.waiting} waiting, {report.in_flight} in flight; arrivals: {arrivals}")
+    deferred = f", {report.deferred} of batch work" if report.deferred else ""
+    click.echo(f"  {report.waiting} waiting, {report.in_flight} in flight{deferred}; arrivals: {arrivals}")
     click.echo(f"  one replica serves: {_known(report.served_per_s, '{:.3g} requests/s', 'until requests wait')}")
     duty = _known(None if report.duty is None else 100.0 * report.duty, "{:.0f} % of what they can")
     ready = _known(report.ready_s, "{:.2f} s", "until one starts")

@@ -37,6 +37,8 @@ class Computed(Protocol):
     def num_reached(self) -> int: ...
     @property
     def num_preemptions(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
 
 
 class Slice(Protocol):
@@ -390,6 +392,24 @@ class Ledger:
         self._context, self._at, self._is_open = context, at, True
         self._masks_s = 0.0
         self._before_s = before_s
+
+    def utilization(self, step: Step, fullness: float) -> float:
+        """The part of the step's time that steps of ``fullness`` 1 would have needed for its work, batch work left out.
+
+        Only the part of the time that does not depend on the tokens is shared with what a fuller step would compute.
+        """
+        others = 1.0
+        batch = [part for part in step.slices if part.sequence.priority > 0]
+        if batch:
+            of_batch, of_all = self._cost_of(batch), self._cost_of(step.slices)
+            others = 1.0 - of_batch / of_all if of_all > 0.0 else float(len(batch) < len(step.slices))
+        return others * (1.0 - self.fixed_share) + fullness * self.fixed_share
+
+    def _cost_of(self, slices: Sequence[Slice]) -> float:
+        """What the tokens of slices usually add to the seconds of a step; in tokens, before that is known."""
+        usual = self._usual
+        of_tokens = sum([usual.decode if part.count == 1 else usual.prefill * part.count for part in slices])
+        return of_tokens + usual.context * sum([part.start for part in slices])
 
     def wait_for_masks(self, seconds: float) -> None:
         """The present step waited so long for masks, and so did all requests in it."""

@@ -84,7 +84,7 @@ class Step:
     best_preempted: int = BATCH + 1  # the best class among them
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
-    fullness: float = 1.0  # the part that is taken of the sequences, the tokens or the blocks that there may be
+    fullness: float = 1.0  # the part of the sequences, the tokens or the blocks that all but batch work takes
 
     @property
     def num_tokens(self) -> int:
@@ -100,12 +100,12 @@ class _Budget:
     batch: float = _MANY
     batch_limit: float = _MANY  # of batch work where no first token is due
     decode_cost: float = 1.0  # of one batch decode
-    is_short: bool = False  # a gap was not granted as a whole, and not because it is batch work
+    is_short: bool = False  # a gap of other work than batch work was not granted as a whole
 
     def grant(self, gap: int, *, is_batch: bool, is_decode: bool = False) -> int:
         """How much of a gap may be computed."""
         most = min(gap, self.tokens, _MANY if is_decode else self.prefill)
-        self.is_short |= most < gap
+        self.is_short |= most < gap and not is_batch
         if is_batch:
             # The last one may exceed the budget, so that one decode is computed whatever it costs.
             most = min(most, max(int(self.batch), 1)) if self.batch > 0 else 0
@@ -274,18 +274,28 @@ class Scheduler:
                 self._admit_waiting(step, budget)
             if not step.slices and len(self._waiting):
                 self._break_deadlock(step)
-        step.fullness = self._fullness(budget)
+        step.fullness = self._fullness(step, budget)
         return step
 
-    def _fullness(self, budget: _Budget) -> float:
-        """Of what is taken, the part that is largest; 1 where sequences wait, or had to leave tokens to later steps."""
-        if len(self._waiting) or budget.is_short:
+    def _fullness(self, step: Step, budget: _Budget) -> float:
+        """Of what is taken, the part that is largest; 1 where sequences wait, or had to leave tokens to later steps.
+
+        Without batch work, which waits for all others, and fills every step as far as there is any.
+        """
+        if len(self._waiting) > self._waiting.counts[BATCH] or budget.is_short:
             return 1.0
         config = self.config
+        num_running, num_used = len(self.running), self.pool.num_used
+        num_tokens = config.max_num_batched_tokens - budget.tokens
+        if self._num_running[BATCH]:
+            batch = [sequence for sequence in self.running if self._ranks[sequence][0] == BATCH]
+            num_running -= len(batch)
+            num_used = max(0, num_used - sum([len(sequence.blocks) for sequence in batch]))
+            num_tokens = sum([part.count for part in step.slices if self._ranks[part.sequence][0] != BATCH])
         return max(
-            len(self.running) / config.max_num_seqs,
-            1.0 - budget.tokens / config.max_num_batched_tokens,
-            self.pool.num_used / self.pool.num_blocks,
+            num_running / config.max_num_seqs,
+            num_tokens / config.max_num_batched_tokens,
+            num_used / self.pool.num_blocks,
         )
 
     def is_pausable(self, step: Step) -> bool:
@@ -320,7 +330,7 @@ class Scheduler:
             if waiting.request_id in held or not self._admit(waiting, step, budget, may_displace=False):
                 break
             self._admissions += are_others_waiting
-        step.fullness = self._fullness(budget)
+        step.fullness = self._fullness(step, budget)
         return step
 
     def speculate(self, part: Slice, tokens: tuple[int, ...]) -> None:

@@ -25,6 +25,7 @@ from inferd.router.replicas.prompt_work import PromptWork
 from inferd.router.replicas.prompts import Ended, Prompts
 from inferd.router.replicas.utilization import Utilization
 from inferd.router.ticket import Ticket
+from inferd.router.waiting.queue import is_deferrable
 from inferd.types import (
     CLASSES,
     AdapterState,
@@ -147,6 +148,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def num_undeferred(self) -> int:
+        """Requests in flight but batch work without a deadline."""
+        ...
+
+    @property
     def can_take(self) -> bool:
         """Whether the replica is ready and has room for one more request of some class."""
         ...
@@ -253,6 +259,7 @@ class LocalReplica:
         "_calls",
         "_in_flight",
         "_model",
+        "_num_deferrable",
         "_owner",
         "_prompt_work",
         "_source",
@@ -313,6 +320,7 @@ class LocalReplica:
         self.is_ready = False
         self.capacity = 0
         self.outstanding = 0
+        self._num_deferrable = 0
         self._utilization = Utilization()
         self.region = config.region or ""
 
@@ -381,6 +389,10 @@ class LocalReplica:
         return len(self._in_flight) + len(self.prompts)
 
     @property
+    def num_undeferred(self) -> int:
+        return self.num_in_flight - self._num_deferrable
+
+    @property
     def num_answers(self) -> int:
         """Requests in flight that compute their answers, or their prompts here."""
         return len(self._in_flight) - len(self._awaited)
@@ -437,6 +449,7 @@ class LocalReplica:
         self._in_flight[ticket.request.id] = ticket
         self._by_class[class_index(ticket.request.priority)] += 1
         self.outstanding += ticket.width
+        self._num_deferrable += is_deferrable(ticket.request)
 
     def _submit(self, ticket: Ticket) -> None:
         request = ticket.request
@@ -480,6 +493,7 @@ class LocalReplica:
         del self._in_flight[ticket.request.id]
         self._by_class[class_index(ticket.request.priority)] -= 1
         self.outstanding -= ticket.width
+        self._num_deferrable -= is_deferrable(ticket.request)
 
     def release_all(self) -> list[Ticket]:
         for request_id in tuple(self._awaited):
@@ -489,6 +503,7 @@ class LocalReplica:
         self._in_flight.clear()
         self._by_class = [0] * len(CLASSES)
         self.outstanding = 0
+        self._num_deferrable = 0
         self._prompt_work.clear()
         return tickets
 
