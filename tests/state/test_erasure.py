@@ -14,15 +14,12 @@ from inferd.state.erasure import Erasure
 class Journal:
     """A database whose journal another process reads, or that is gone, for some time."""
 
-    def __init__(self, erasure: Erasure) -> None:
+    def __init__(self) -> None:
         self.num_asked = 0
-        self.is_read = self.is_gone = self.deletes_meanwhile = False
-        self._erasure = erasure
+        self.is_read = self.is_gone = False
 
     def erase(self) -> bool:
         self.num_asked += 1
-        if self.deletes_meanwhile:
-            self._erasure.note_deletion()
         if self.is_gone:
             raise StateUnavailable("gone")
         return not self.is_read
@@ -34,8 +31,8 @@ def erasure() -> Erasure:
 
 
 @pytest.fixture
-def journal(erasure: Erasure) -> Journal:
-    return Journal(erasure)
+def journal() -> Journal:
+    return Journal()
 
 
 def times(erasure: Erasure, journal: Journal) -> int:
@@ -59,11 +56,4 @@ def test_a_journal_that_is_read_or_out_of_reach_is_erased_later(erasure: Erasure
     with pytest.raises(StateUnavailable):
         erasure.erase(cast(Database, journal))
     journal.is_read = journal.is_gone = False
-    assert times(erasure, journal) == 1
-
-
-def test_what_is_deleted_while_it_is_erased_is_erased_the_next_time(erasure: Erasure, journal: Journal) -> None:
-    journal.deletes_meanwhile = True
-    erasure.erase(cast(Database, journal))
-    journal.deletes_meanwhile = False
     assert times(erasure, journal) == 1

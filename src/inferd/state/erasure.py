@@ -1,6 +1,7 @@
 """Whether something was deleted that a database's journal may still have.
 
-Used in the database's thread, by the transactions that delete: a request may end while it waits for its transaction.
+Used in the database's thread alone, by the transactions that delete: a request may end while it waits for its
+transaction. So nothing is deleted while it is erased.
 """
 
 from __future__ import annotations
@@ -22,10 +23,5 @@ class Erasure:
 
     def erase(self, database: Database) -> None:
         """Overwrite it, where there is something. Raises StateUnavailable."""
-        if not self._is_due:
-            return
-        self._is_due = is_erased = False  # before the work: what is deleted meanwhile is erased the next time
-        try:
-            is_erased = database.erase()
-        finally:
-            self._is_due = self._is_due or not is_erased
+        if self._is_due:
+            self._is_due = not database.erase()
