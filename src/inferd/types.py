@@ -154,6 +154,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return 1
 
 
+TOLD: Final = (b"x-inferd-ignored-params", b"x-inferd-unenforced-params", b"x-inferd-watermark")
+"""Headers in which an answer tells what has become of its request's fields. Those of another inferd are forwarded."""
+
+
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """A request as its client sent it, for a replica that uses the client's protocol.
 

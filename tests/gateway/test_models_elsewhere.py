@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from tests.gateway.fakes import FakeDoor, FakeRouter, Running, post, running, sse
 
@@ -13,7 +14,7 @@ from inferd.cache.memory import MemoryCache
 from inferd.config import CacheConfig, Config, ModelCacheConfig, ModelConfig, RemoteConfig, ServerConfig
 from inferd.tenancy.idempotency import IdempotencyStore
 from inferd.tenancy.principal import Principal
-from inferd.types import End, Relay, Relayed, RelayHead, Request, Usage
+from inferd.types import TOLD, End, Relay, Relayed, RelayHead, Request, Usage
 
 KEYS = {
     "sk-a": Principal(key_id="a", tenant="a", priority=-1, region="eu"),
@@ -25,6 +26,11 @@ CONFIG = Config(
         "far": ModelConfig(source="openai:http://127.0.0.1:9/v1"),
         "kept": ModelConfig(source="openai:http://127.0.0.1:9/v1", cache=ModelCacheConfig(enabled=True)),
         "mixed": ModelConfig(source="tiny", remotes=(RemoteConfig(url="http://127.0.0.1:9/v1"),)),
+        "mixed and kept": ModelConfig(
+            source="tiny",
+            remotes=(RemoteConfig(url="http://127.0.0.1:9/v1"),),
+            cache=ModelCacheConfig(enabled=True),
+        ),
     },
     server=ServerConfig(port=0, grace_s=1),
 )
@@ -51,7 +57,7 @@ def door() -> FakeDoor:
 
 @pytest.fixture
 def server(door: FakeDoor) -> Iterator[Running]:
-    router = FakeRouter("far", "kept", "mixed")
+    router = FakeRouter(*CONFIG.models)
     for status in router.statuses:
         status.has_remote = True
     router.statuses[0].info = router.statuses[1].info = None
@@ -133,6 +139,36 @@ def test_a_relayed_answer_is_kept_where_the_model_says_so(server: Running) -> No
     assert first.content == again.content
     assert "x-inferd-cache" not in ask(server, {**body, "temperature": 1}).headers
     assert "x-inferd-cache" not in ask(server, {**CHAT, "temperature": 0}).headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("model", "headers"), [("kept", {}), ("mixed and kept", {}), ("far", {"idempotency-key": "k"})]
+)
+def test_a_repeated_answer_tells_what_the_remote_server_told(
+    server: Running, model: str, headers: dict[str, str], stream: bool
+) -> None:
+    """What this server ignores may have an effect there."""
+
+    def telling(request: Request, relay: Relay) -> list[Relayed]:
+        first, *rest = elsewhere(request, relay)
+        assert first.head is not None
+        names = (b"user" if b'"user":' in relay.body else b"", b"tools[0].parameters", b"kgw")
+        told = tuple([header for header in zip(TOLD, names, strict=True) if header[1]])
+        return [msgspec.structs.replace(first, head=msgspec.structs.replace(first.head, headers=told)), *rest]
+
+    server.router.relay_script = telling
+    body = {**CHAT, "model": model, "temperature": 0, "stream": stream}
+    for sent, names in (({"user": "u", "verbosity": "low"}, "user"), ({}, None)):
+        more = {name: f"{value}{sent}" for name, value in headers.items()}
+        first, again = (ask(server, {**body, **sent}, **more) for _ in range(2))
+        assert again.headers.get("x-inferd-cache", "hit") == "hit"
+        assert again.content == first.content
+        for name in TOLD:
+            assert again.headers.get(name.decode()) == first.headers.get(name.decode())
+        assert again.headers.get("x-inferd-ignored-params") == names
+        assert again.headers["x-inferd-watermark"] == "kgw"
+    assert len(server.router.streams) == 2
 
 
 def test_a_model_that_runs_here_and_elsewhere_may_be_answered_here(server: Running) -> None:

@@ -99,6 +99,14 @@ def test_the_same_request_again_gets_the_same_bytes(
     assert (second_permit.reserved, second_permit.settled) == ((0, 0), [(None, "done")])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_repetition_names_the_fields_without_effect_as_the_first_answer_does(server: Running, stream: bool) -> None:
+    body = {"prompt": "x", "user": "u", "stream": stream}
+    first, again = (ask(server, body, **{"idempotency-key": "k"}) for _ in range(2))
+    assert again.headers["idempotent-replayed"] == "true"
+    assert [reply.headers["x-inferd-ignored-params"] for reply in (first, again)] == ["user", "user"]
+
+
 def test_another_body_under_the_same_key_is_refused(server: Running) -> None:
     assert ask(server, {"prompt": "x"}, **{"idempotency-key": "k"}).status_code == 200
     reply = ask(server, {"prompt": "y"}, **{"idempotency-key": "k"})

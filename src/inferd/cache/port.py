@@ -14,7 +14,7 @@ class CachedAnswer(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    headers: tuple[tuple[bytes, bytes], ...] = ()  # headers that are needed to read the body
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # that belong to the body
 
 
 class ResponseCache(Protocol):

@@ -20,7 +20,7 @@ from inferd.events import CacheLooked
 from inferd.gateway.admission import reserve, terms_of
 from inferd.gateway.call import EVENTS_HEADERS, STREAM_TYPES, Call, EventStream, Response
 from inferd.gateway.context import Context
-from inferd.gateway.generation.requests import ignored_header
+from inferd.gateway.generation.requests import IGNORED_HEADER, ignored_header
 from inferd.gateway.idempotency import stored_headers
 from inferd.http.exchange import Headers
 
@@ -40,6 +40,11 @@ class CacheInputs(NamedTuple):
     is_random: bool  # sampled without a seed: a repetition may have another answer
     timeout: float | None  # seconds
     is_exact: bool = False  # the key has the body's bytes, not its fields
+
+    @property
+    def has_all_fields(self) -> bool:
+        """Whether the key has the fields without effect too, so that its requests have the same ones."""
+        return isinstance(self.body, bytes)
 
 
 async def cached_answer(context: Context, call: Call, inputs: CacheInputs, model: str) -> Response | None:
@@ -61,36 +66,48 @@ async def cached_answer(context: Context, call: Call, inputs: CacheInputs, model
         stream=inputs.stream,
         is_exact=inputs.is_exact,
     )
-    lookup = _Lookup(context, call, context.cache, key, model, config.ttl_s)
+    lookup = _Lookup(context, call, context.cache, key, model, config.ttl_s, keeps_ignored=inputs.has_all_fields)
     if b"no-cache" not in directives:
         kept = await lookup.find(terms_of(call, priority=None, timeout=inputs.timeout).deadline_s)
         if kept is not None:
-            return _hit(context, call, model, kept)
+            own = () if inputs.has_all_fields else ignored_header(call.ignored)
+            return _hit(context, call, model, kept, own)
     lookup.begin()
     call.recorders = (lookup, *call.recorders)
     return None
 
 
-def _hit(context: Context, call: Call, model: str, kept: CachedAnswer) -> Response:
+def _hit(context: Context, call: Call, model: str, kept: CachedAnswer, own: Headers) -> Response:
+    """``own``: the headers of this request's answer, beside those that are stored with the body."""
     reserve(context, call, model)
     streamed = EVENTS_HEADERS if kept.content_type in STREAM_TYPES else ()
-    return Response(200, kept.body, kept.content_type, (*kept.headers, *_HIT, *ignored_header(call.ignored), *streamed))
+    return Response(200, kept.body, kept.content_type, (*kept.headers, *_HIT, *own, *streamed))
 
 
 class _Lookup:
     """The look-up and the storing of one request's answer."""
 
-    __slots__ = ("_cache", "_call", "_context", "_flight", "_key", "_model", "_ttl_s")
+    __slots__ = ("_cache", "_call", "_context", "_flight", "_keeps_ignored", "_key", "_model", "_ttl_s")
 
     def __init__(
-        self, context: Context, call: Call, cache: ResponseCache, key: bytes, model: str, ttl_s: float
+        self,
+        context: Context,
+        call: Call,
+        cache: ResponseCache,
+        key: bytes,
+        model: str,
+        ttl_s: float,
+        *,
+        keeps_ignored: bool,
     ) -> None:
+        """``keeps_ignored``: all requests of the key have the ignored fields of this one."""
         self._context = context
         self._call = call
         self._cache = cache
         self._key = key
         self._model = model
         self._ttl_s = ttl_s
+        self._keeps_ignored = keeps_ignored
         self._flight: asyncio.Future[CachedAnswer | None] | None = None  # equal requests wait for it
 
     async def find(self, deadline_s: float | None) -> CachedAnswer | None:
@@ -124,16 +141,15 @@ class _Lookup:
 
     async def record(self, response: Response) -> Response:
         if response.status == 200 and not self._call.rescued_from:
-            await self._store(response.content_type, response.body, stored_headers(response.headers))
+            await self._store(response.content_type, response.body, response.headers)
         return Response(response.status, response.body, response.content_type, (*response.headers, *_MISS))
 
     def record_events(self, events: EventStream) -> EventStream:
-        recorded = self._recorded(events.frames, events.ending, events.content_type)
+        recorded = self._recorded(events)
         return EventStream(recorded, (*events.headers, *_MISS), events.ending, events.content_type)
 
-    async def _recorded(
-        self, frames: AsyncGenerator[bytes, None], ending: bytes, content_type: bytes
-    ) -> AsyncGenerator[bytes, None]:
+    async def _recorded(self, events: EventStream) -> AsyncGenerator[bytes, None]:
+        frames, ending = events.frames, events.ending
         recorded: list[bytes] | None = []
         num_bytes = 0
         limit = self._context.config.cache.max_entry_bytes
@@ -146,19 +162,20 @@ class _Lookup:
                         recorded = None
                         self._end_flight()
                     elif frame.endswith(ending) and not self._call.rescued_from:
-                        await self._store(content_type, b"".join(recorded))
+                        await self._store(events.content_type, b"".join(recorded), events.headers)
                 yield frame
         finally:
             await frames.aclose()
 
-    async def _store(self, content_type: bytes, body: bytes, headers: Headers = ()) -> None:
+    async def _store(self, content_type: bytes, body: bytes, headers: Headers) -> None:
         usage = self._call.usage_so_far
+        kept = [header for header in stored_headers(headers) if self._keeps_ignored or header[0] != IGNORED_HEADER]
         answer = CachedAnswer(
             content_type,
             body,
             usage.prompt_tokens if usage is not None else 0,
             usage.completion_tokens if usage is not None else 0,
-            headers,
+            tuple(kept),
         )
         self._end_flight(answer)
         if len(body) <= self._context.config.cache.max_entry_bytes:

@@ -16,13 +16,14 @@ from inferd.gateway.context import Context
 from inferd.gateway.errors import invalid
 from inferd.http.exchange import Headers
 from inferd.tenancy.idempotency import MAX_ANSWER_BYTES, MAX_KEY_CHARS, Claim, StoredAnswer
+from inferd.types import TOLD
 
-_STORED_HEADERS: Final = frozenset({b"inference-header-content-length"})
+_STORED_HEADERS: Final = frozenset({b"inference-header-content-length", *TOLD})
 _REPLAYED: Final[Headers] = ((b"idempotent-replayed", b"true"),)
 
 
 def stored_headers(headers: Headers) -> Headers:
-    """The headers that are stored with an answer."""
+    """The headers that are stored with an answer: those that tell how to read it, or what became of its request."""
     return tuple([header for header in headers if header[0].lower() in _STORED_HEADERS])
 
 
@@ -89,7 +90,8 @@ async def _recorded(events: EventStream, claim: Claim) -> AsyncGenerator[bytes, 
                 if num_bytes > MAX_ANSWER_BYTES:
                     recorded = None  # too large to be repeated; it is not held in memory either
                 elif frame.endswith(events.ending):
-                    await claim.finish(StoredAnswer(200, events.content_type, b"".join(recorded)))
+                    headers = stored_headers(events.headers)
+                    await claim.finish(StoredAnswer(200, events.content_type, b"".join(recorded), headers))
             yield frame
     finally:
         await events.frames.aclose()

@@ -21,7 +21,7 @@ from inferd.remote.events import BadAnswer, EventReader, ReportedError, read_ans
 from inferd.remote.origin import Origin
 from inferd.remote.pool import Exchange
 from inferd.remote.secret import Secret
-from inferd.types import End, Relay, Relayed, RelayHead, Timings, Usage
+from inferd.types import TOLD, End, Relay, Relayed, RelayHead, Timings, Usage
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 """Bytes of one collected answer."""
@@ -37,9 +37,6 @@ MAX_BUSY_S: Final = 300.0
 
 LOCAL_FIELDS: Final = ("timeout", "priority")
 """Fields of a request that inferd has acted upon. They are not sent."""
-
-TOLD: Final = (b"x-inferd-ignored-params", b"x-inferd-unenforced-params", b"x-inferd-watermark")
-"""Headers in which another inferd tells what has become of the request. They are forwarded with its answer."""
 
 JSON_TYPE: Final = b"application/json"
 EVENTS_TYPE: Final = b"text/event-stream; charset=utf-8"

@@ -45,7 +45,7 @@ class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
     status: int
     content_type: bytes
     body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()  # headers that are needed to read the body
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # that belong to the body
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True):

@@ -606,6 +606,13 @@ def test_generate_takes_priorities_and_timeouts_in_tritons_units(server: Running
         assert (server.router.last.priority, server.router.last.deadline_s) == expected
 
 
+@pytest.mark.parametrize("path", ["generate", "generate_stream"])
+def test_parameters_without_effect_are_listed_with_their_place(server: Running, path: str) -> None:
+    parameters = {"user": "u", "response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}}
+    reply = post(server, f"/v2/models/chat/{path}", {"text_input": "Hi", "parameters": parameters})
+    assert reply.headers["x-inferd-ignored-params"] == "parameters.response_format.json_schema.x,parameters.user"
+
+
 def test_generate_stream_answers_in_events(server: Running) -> None:
     server.router.script = words("Hello", " you")
     reply = post(server, "/v2/models/chat/generate_stream", {"text_input": "Hi", "parameters": {"stream": True}})

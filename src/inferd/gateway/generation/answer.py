@@ -82,7 +82,9 @@ class GenerateWork:
         # A request without a temperature counts as random, because the model's default may be to sample.
         is_random = sampling.temperature != 0 and sampling.seed is None
         fingerprint = model.info.fingerprint if model.info is not None else None
-        return CacheInputs(model.name, fingerprint, fields, form, options.stream, is_random, options.timeout)
+        # A field without effect here may have one at a remote server.
+        body: bytes | msgspec.Struct = self._raw if generation.may_be_relayed else fields
+        return CacheInputs(model.name, fingerprint, body, form, options.stream, is_random, options.timeout)
 
     def prepare(self, context: Context, call: Call) -> Cost:
         return self._generation.prepare(call, self._raw)

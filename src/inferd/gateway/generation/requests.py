@@ -38,6 +38,7 @@ from inferd.types import (
     TokenPrompt,
 )
 
+IGNORED_HEADER: Final = b"x-inferd-ignored-params"
 MAX_IGNORED: Final = 32  # names of ignored fields in a header
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")  # in a header's list of names
 
@@ -84,6 +85,11 @@ class Generation:
         self._requests: list[GenerateRequest] = []
         self._relay: Relay | None = None
 
+    @property
+    def may_be_relayed(self) -> bool:
+        """Whether a remote server may get the client's body."""
+        return self.options.may_relay and self.model.has_remote and len(self.prompts) == 1
+
     def prepare(self, call: Call, raw: bytes) -> Cost:
         """Make one request for each prompt. Raises InvalidRequest."""
         options, prompts = self.options, self.prompts
@@ -97,7 +103,7 @@ class Generation:
             width=self.sampling.width,
             max_tokens=self.sampling.max_tokens,
         )
-        if options.may_relay and self.model.has_remote and len(prompts) == 1:
+        if self.may_be_relayed:
             self._relay = Relay(
                 path=call.route.removeprefix("/v1"),
                 body=raw,
@@ -185,7 +191,7 @@ def ignored_header(ignored: Sequence[str]) -> Headers:
     """The header that names the ignored fields of a request; empty: none was ignored."""
     if not ignored:
         return ()
-    return ((b"x-inferd-ignored-params", _listed(ignored)),)
+    return ((IGNORED_HEADER, _listed(ignored)),)
 
 
 def report_headers(report: PromptReport | None) -> Headers:

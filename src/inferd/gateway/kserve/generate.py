@@ -201,7 +201,8 @@ async def generation_of(
         given["timeout"] = terms.timeout
     given |= {"model": model.name, "prompt": body.text_input, "stream": is_stream}
     raw = encode(given)
-    fields, call.ignored = await decode_open_body(raw, completion_decoder)
+    fields, ignored = await decode_open_body(raw, completion_decoder)
+    call.ignored = [f"parameters.{name}" for name in ignored]
     call.model = model.name
     check_unsupported(fields)
     sampling, explicit = completion_sampling(fields)
