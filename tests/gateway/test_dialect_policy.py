@@ -43,6 +43,38 @@ CHOICES: dict[str, Any] = {  # that name the tool, in the form of the dialect
     "/v1/responses": {"type": "function", "name": "t"},
     "/v1/responses/input_tokens": {"type": "function", "name": "t"},
 }
+FUNCTION = {"type": "function", "name": "t"}
+CHAT_TOOLS = [{"type": "function", "function": {"name": "t"}}]
+ITEMS: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+OTHER_TYPES: list[tuple[str, dict[str, Any], str]] = [  # with keys that objects of another type have
+    ("/v1/chat/completions",
+     {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "image_url": {"url": "u"}}]}]},
+     "messages.content.image_url"),
+    ("/v1/chat/completions",
+     {"tools": CHAT_TOOLS, "tool_choice": {**CHAT_TOOLS[0], "x": 1, "allowed_tools": {"mode": "auto", "tools": CHAT_TOOLS}}},
+     "tool_choice.x,tool_choice.allowed_tools"),
+    ("/v1/chat/completions",
+     {"tools": CHAT_TOOLS, "tool_choice": {"type": "function", "function": {"name": "t", "strict": True}}},
+     "tool_choice.function.strict"),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi", "refusal": "no"}]}]},
+     "input.content.refusal"),
+    ("/v1/responses", {"input": [{"role": "user", "content": "hi", "arguments": "{}"}]}, "input.arguments"),
+    ("/v1/responses", {"tools": [{**FUNCTION, "format": {"type": "text"}}]}, "tools.format"),
+    ("/v1/responses", {"tools": [{"type": "custom", "name": "t", "parameters": {"type": "object"}, "strict": True}]},
+     "tools.parameters,tools.strict"),
+    ("/v1/responses", {"tools": [FUNCTION], "tool_choice": {**FUNCTION, "mode": "auto", "x": 1}},
+     "tool_choice.mode,tool_choice.x"),
+    ("/v1/responses", {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{**FUNCTION, "x": 1}]}},
+     "tool_choice.tools.x"),
+    ("/v1/responses", {"text": {"format": {"type": "text", "schema": {"type": "object"}}}}, "text.format.schema"),
+    ("/v1/decisions", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi", "data": {"a": 1}}]}]},
+     "input.content.data"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "thinking": "h"}]}]},
+     "messages.content.thinking"),
+    ("/v1/messages", {"tools": [{"name": "t", "input_schema": {}}], "tool_choice": {"type": "auto", "name": "t", "x": 1}},
+     "tool_choice.name,tool_choice.x"),
+    ("/v1/messages", {"thinking": {"type": "disabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
+]  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -102,3 +134,30 @@ def test_a_request_is_served_or_refused_as_the_table_says(server: Running, case:
     assert reply.status_code == (400 if case.policy == "400" else 200), reply.text
     if case.policy == "listed":
         assert reply.headers["x-inferd-ignored-params"] == case.listed
+
+
+@pytest.mark.parametrize(("path", "sent", "listed"), OTHER_TYPES)
+def test_a_key_of_another_type_is_listed(server: Running, path: str, sent: dict[str, Any], listed: str) -> None:
+    server.reset()
+    if path == "/v1/decisions":
+        server.router.script = scores
+    body = BODIES.get(path, {"model": "tiny"})
+    reply = post(server, path, {**body, **sent})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-inferd-ignored-params"] == listed
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ({"type": "text", "json_schema": {"schema": {}}}, "json_schema"),
+        ({"type": "json_object", "json_schema": {"schema": {}}}, "json_schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}, "value": "x"}, "value"),
+        ({"type": "regex", "value": "a", "triggers": ["<"]}, "triggers"),
+    ],
+)
+def test_a_format_with_a_key_of_another_type_is_refused(server: Running, form: dict[str, Any], name: str) -> None:
+    reply = post(server, "/v1/chat/completions", {**MESSAGES, "response_format": form})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, f"response_format.{name}")
+    assert f'where response_format.type is "{form["type"]}"' in error["message"]

@@ -285,7 +285,7 @@ def test_keys_without_effect_where_they_stand_are_listed(server: Running) -> Non
         reply = post(server, path, sent)
         assert reply.status_code == 200, reply.text
         listed = reply.headers["x-inferd-ignored-params"]
-        assert listed == "tools.x,messages.refusal,messages.content.refusal"
+        assert listed == "messages.content.refusal,tools.x,messages.refusal"
 
 
 def test_a_call_of_another_type_is_refused(server: Running) -> None:

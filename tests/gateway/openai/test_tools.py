@@ -54,11 +54,18 @@ def test_tool_choice_reaches_the_worker(server: Running, choice: object, expecte
     [
         ("any", "tool_choice"),
         (named("h"), "tool_choice.function.name"),
-        ({"type": "function"}, "tool_choice"),
+        ({"type": "function"}, "tool_choice.function"),
+        ({"type": "function", "function": {}}, "tool_choice.function.name"),
+        ({"function": {"name": "f"}}, "tool_choice.type"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+        (
+            allowed("auto", "f") | {"allowed_tools": {"mode": "auto", "tools": [{"type": "custom", "custom": {}}]}},
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
         ({"type": "custom", "custom": {"name": "f"}}, "tool_choice.type"),
         (allowed("none", "f"), "tool_choice.allowed_tools.mode"),
         (allowed("auto"), "tool_choice.allowed_tools.tools"),
-        (allowed("auto", "f", "h"), "tool_choice.allowed_tools.tools"),
+        (allowed("auto", "f", "h"), "tool_choice.allowed_tools.tools[1].function.name"),
     ],
 )
 def test_a_tool_choice_that_cannot_be_met_is_refused(server: Running, choice: object, at: str) -> None:
@@ -128,6 +135,28 @@ def test_results_of_no_call_are_refused(server: Running, messages: list[object],
     reply = post(server, "/v1/chat/completions", {"messages": messages})
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == at
+
+
+@pytest.mark.parametrize(
+    ("call", "at", "told"),
+    [
+        (
+            {"id": "c1", "type": "custom", "custom": {"name": "f", "input": "x"}},
+            "type",
+            "must be 'function', not \"custom\"",
+        ),
+        ({"id": "c1", "type": "function"}, "function", "missing"),
+        ({"id": "c1", "function": {"arguments": "{}"}}, "function.name", "missing"),
+    ],
+)
+def test_a_call_that_is_not_one_of_a_function_is_refused_by_its_type(
+    server: Running, call: object, at: str, told: str
+) -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "1"}
+    reply = post(server, "/v1/chat/completions", {"messages": [*HI, {**ASKS, "tool_calls": [call]}, result]})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, f"messages[1].tool_calls[0].{at}")
+    assert told in error["message"]
 
 
 def test_results_of_calls_are_taken(server: Running) -> None:

@@ -7,11 +7,12 @@ one of them everywhere: it never changes a prompt.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from inferd.gateway.generation.variants import Variants
 from inferd.predict.codecs.text_wire import Ignored
 
 JSON = dict[str, Any]
@@ -36,6 +37,17 @@ class Block(msgspec.Struct, frozen=True):
     content: str | list[Block] | JSON | None = None
     is_error: bool | None = None
     tool_name: str | None = None
+    variants: ClassVar[Variants] = Variants(
+        "type",
+        {
+            "text": ("text",),
+            "thinking": ("thinking", "signature"),
+            "redacted_thinking": (),
+            "tool_use": ("id", "name", "input"),
+            "tool_result": ("tool_use_id", "content", "is_error"),
+            "tool_reference": ("tool_name",),
+        },
+    )
 
 
 class InputMessage(msgspec.Struct, frozen=True):
@@ -58,12 +70,30 @@ class ToolChoice(msgspec.Struct, frozen=True):
     type: str
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
+    variants: ClassVar[Variants] = Variants(
+        "type",
+        {
+            "auto": ("disable_parallel_tool_use",),
+            "any": ("disable_parallel_tool_use",),
+            "tool": ("name", "disable_parallel_tool_use"),
+            "none": (),
+        },
+    )
 
 
 class Thinking(msgspec.Struct, frozen=True):
     type: str
     budget_tokens: int | None = None
     display: str | None = None
+    variants: ClassVar[Variants] = Variants(
+        "type",
+        {
+            "enabled": ("budget_tokens", "display"),
+            "adaptive": ("display",),
+            "between_tools": ("display",),
+            "disabled": (),
+        },
+    )
 
 
 class OutputFormat(msgspec.Struct, frozen=True):

@@ -6,11 +6,13 @@ fields are dropped and listed (``generation/fields.py``).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import UNSET, Meta
 
+from inferd.gateway.generation.items import ITEM_VARIANTS, PART_VARIANTS
+from inferd.gateway.generation.variants import Variants
 from inferd.predict.codecs.text_wire import Ignored
 
 JSON = dict[str, Any]
@@ -25,6 +27,7 @@ class EvidencePart(msgspec.Struct, frozen=True):
     text: str | None = None
     refusal: str | None = None
     data: JSON | list[JSON] | None = None
+    variants: ClassVar[Variants] = PART_VARIANTS
 
 
 class EvidenceItem(msgspec.Struct, frozen=True):
@@ -40,6 +43,7 @@ class EvidenceItem(msgspec.Struct, frozen=True):
     arguments: str | None = None
     input: str | None = None
     output: str | list[EvidencePart] | None = None
+    variants: ClassVar[Variants] = ITEM_VARIANTS
 
 
 class ChoiceOption(msgspec.Struct, frozen=True):

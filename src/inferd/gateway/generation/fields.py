@@ -4,7 +4,8 @@ Dialects whose clients gain fields with each of their releases drop unknown top-
 completions, and KServe v2, refuse them (``forbid_unknown_fields`` of their structs). In all dialects unknown keys of
 the objects within a field are dropped, because clients send back whole messages of other servers. What is dropped is
 named in the header ``x-inferd-ignored-params``, each name once and without its position:
-``messages.content.cache_control``.
+``messages.content.cache_control``. A known key in an object of a type that does not have it is treated as an unknown
+one (``variants``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from inferd.gateway.body.decode import OFF_LOOP_BYTES, decode
+from inferd.gateway.errors import invalid, shown
+from inferd.gateway.generation.variants import Variants
 from inferd.predict.codecs.text_wire import Ignored
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -29,6 +32,7 @@ MAX_LEVELS: Final = 8
 
 _top_level: Final = msgspec.json.Decoder(dict[str, Raw])
 _list: Final = msgspec.json.Decoder(list[Raw])
+_tag: Final = msgspec.json.Decoder(str)
 
 
 def ignored_names(wire: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -62,10 +66,34 @@ class _Shape(NamedTuple):
 
     used: frozenset[str]
     inner: dict[str, type[msgspec.Struct]]  # of the objects within its fields
+    variants: Variants | None  # the fields of each type of it; None: it has no types
+    is_strict: bool  # unknown keys are refused
+
+    def used_in(self, fields: dict[str, Raw], at: str) -> frozenset[str]:
+        """The keys that have an effect in an object with these fields. Raises InvalidRequest for those of another type
+        where unknown keys are refused."""
+        if self.variants is None:
+            return self.used
+        tag, by_kind, kind = self.variants
+        if is_given(fields.get(tag, UNSET)):
+            kind = _tag.decode(fields[tag])
+        if kind not in by_kind:
+            return self.used
+        used = self.used & {tag, *by_kind[kind]}
+        for name in fields if self.is_strict else ():
+            if name in self.used - used and is_given(fields[name]):
+                raise invalid(
+                    f"{at}{name}",
+                    f"{at}{name} has no effect where {at}{tag} is {shown(kind)}; leave it out, or send the type that "
+                    "has it.",
+                    "unknown_parameter",
+                )
+        return used
 
 
 def _find_unused(value: Raw, wire: type[msgspec.Struct], at: str, found: dict[str, None], levels: int) -> None:
-    """Add the keys without effect of an object, or of the objects of a list. The value is valid for its type.
+    """Add the keys without effect of an object, or of the objects of a list. The value is valid for its type. Raises
+    InvalidRequest for a key of another type where unknown keys are refused.
 
     ``at``: the name of the object with a dot behind it. ``levels``: of objects that are looked at.
     """
@@ -74,9 +102,10 @@ def _find_unused(value: Raw, wire: type[msgspec.Struct], at: str, found: dict[st
         for item in _list.decode(value):
             _find_unused(item, wire, at, found, levels)
     elif first == b"{":
-        shape = _shape_of(wire)
-        for name, inner in _top_level.decode(value).items():
-            if name not in shape.used:
+        shape, fields = _shape_of(wire), _top_level.decode(value)
+        used = shape.used_in(fields, at)
+        for name, inner in fields.items():
+            if name not in used:
                 if is_given(inner):
                     found[f"{at}{name}"] = None
             elif name in shape.inner and levels > 1:
@@ -87,7 +116,9 @@ def _find_unused(value: Raw, wire: type[msgspec.Struct], at: str, found: dict[st
 def _shape_of(wire: type[msgspec.Struct]) -> _Shape:
     fields = msgspec.structs.fields(wire)
     inner = {field.encode_name: kind for field in fields if (kind := _struct_in(field.type)) is not None}
-    return _Shape(frozenset(field.encode_name for field in fields) - frozenset(ignored_names(wire)), inner)
+    used = frozenset(field.encode_name for field in fields) - frozenset(ignored_names(wire))
+    variants: Variants | None = getattr(wire, "variants", None)
+    return _Shape(used, inner, variants, wire.__struct_config__.forbid_unknown_fields)
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
 from inferd.gateway.body.embedded import EmbeddedJson
 from inferd.gateway.errors import invalid, shown
+from inferd.gateway.generation.variants import Variants
 from inferd.gateway.limits import MAX_MESSAGES
 
 JSON = dict[str, Any]
@@ -35,16 +36,29 @@ _UPDATE: Final = "configuration_update"
 """The type of an item that tells the effort from there on, as Codex does. It has no effect: the request tells it."""
 
 _TYPES: Final = ("message", "reasoning", *_CALLS, *_RESULTS, TOOLS, _UPDATE)
-_USED: Final = {  # the fields that have an effect in an item of each type
-    "message": ("role", "content"),
-    "reasoning": ("content", "encrypted_content", "summary"),
-    "function_call": ("call_id", "name", "namespace", "arguments"),
-    "custom_tool_call": ("call_id", "name", "namespace", "input"),
-    "function_call_output": ("call_id", "output"),
-    "custom_tool_call_output": ("call_id", "output"),
-    TOOLS: ("role", "tools"),
-    _UPDATE: (),
-}
+ITEM_VARIANTS: Final = Variants(
+    "type",
+    {
+        "message": ("id", "role", "content"),
+        "reasoning": ("id", "content", "encrypted_content", "summary"),
+        "function_call": ("id", "call_id", "name", "namespace", "arguments"),
+        "custom_tool_call": ("id", "call_id", "name", "namespace", "input"),
+        "function_call_output": ("id", "call_id", "output"),
+        "custom_tool_call_output": ("id", "call_id", "output"),
+        "item_reference": ("id",),
+        TOOLS: ("id", "role", "tools"),
+        _UPDATE: ("id",),
+    },
+    "message",
+)
+PART_VARIANTS: Final = Variants(
+    "type",
+    {
+        **dict.fromkeys((*_TEXTS, "reasoning_text", "summary_text"), ("text",)),
+        "refusal": ("refusal",),
+        "input_json": ("data",),
+    },
+)
 _KEPT_REASONING: Final = "inferd-text:"  # before the text of reasoning in ``encrypted_content``
 _NO_RESULT: Final = (
     "send its function_call_output or custom_tool_call_output, with a text that says so where there is no result."
@@ -62,6 +76,7 @@ class Part(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    variants: ClassVar[Variants] = PART_VARIANTS
 
 
 class InputItem(msgspec.Struct, frozen=True):
@@ -80,6 +95,7 @@ class InputItem(msgspec.Struct, frozen=True):
     encrypted_content: str | None = None
     summary: list[Part] | None = None
     tools: list[InputTool] | None = None  # of additional_tools
+    variants: ClassVar[Variants] = ITEM_VARIANTS
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -88,6 +104,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     type: str
     syntax: str | None = None
     definition: str | None = None
+    variants: ClassVar[Variants] = Variants("type", {"text": (), "grammar": ("syntax", "definition")})
 
 
 class InputTool(msgspec.Struct, frozen=True):
@@ -100,13 +117,14 @@ class InputTool(msgspec.Struct, frozen=True):
     strict: bool | None = None
     format: ToolFormat | None = None
     tools: list[InputTool] | None = None
-
-
-_KEPT_APART: Final = ("type", "id")
-_UNUSED: Final = {
-    kind: tuple(name for name in InputItem.__struct_fields__ if name not in (*_KEPT_APART, *used))
-    for kind, used in _USED.items()
-}
+    variants: ClassVar[Variants] = Variants(
+        "type",
+        {
+            "function": ("name", "description", "parameters", "strict"),
+            "custom": ("name", "description", "format"),
+            "namespace": ("name", "description", "tools"),
+        },
+    )
 
 
 class Placed(NamedTuple):
@@ -163,7 +181,6 @@ class _Conversation:
     def take(self, placed: Placed) -> None:
         at, item, _ = placed
         kind = kind_of(item)
-        self.left_out += [f"input.{name}" for name in _UNUSED.get(kind, ()) if getattr(item, name)]
         if kind in _RESULTS:
             if item.call_id not in self._awaited:
                 raise invalid(

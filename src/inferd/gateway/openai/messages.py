@@ -12,7 +12,7 @@ from inferd.gateway.body.embedded import EmbeddedJson
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.fields import is_given
 from inferd.gateway.limits import MAX_MESSAGES, MAX_TOOLS, check_arguments_schema
-from inferd.gateway.openai.wire import JSON, ChatMessage, ChatRequest, ContentPart, TokenizeRequest, Tool
+from inferd.gateway.openai.wire import JSON, ChatMessage, ChatRequest, ContentPart, TokenizeRequest, Tool, ToolCall
 from inferd.types import Chat
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -99,16 +99,11 @@ def chat_of(
 
 
 def _left_out(message: ChatMessage) -> Iterator[str]:
-    """The names of keys that other messages or parts have, and that have no effect in this one."""
+    """The names of keys that other messages have, and that have no effect in this one."""
     if message.refusal and message.role != "assistant":
         yield "messages.refusal"
     if message.reasoning is not None and message.reasoning_content not in (None, "", message.reasoning):
         yield "messages.reasoning_content"
-    for part in message.content if isinstance(message.content, list) else ():
-        if isinstance(part, ContentPart):
-            other = "text" if part.type == "refusal" else "refusal"
-            if getattr(part, other):
-                yield f"messages.content.{other}"
 
 
 def _message(message: ChatMessage, at: str, embedded: EmbeddedJson) -> JSON:
@@ -128,22 +123,35 @@ def _message(message: ChatMessage, at: str, embedded: EmbeddedJson) -> JSON:
             raise invalid(
                 f"{at}.tool_calls", f"{at}.tool_calls is only allowed in assistant messages, not in {role} messages."
             )
-        for j, call in enumerate(message.tool_calls):
-            if call.type != "function":
-                place = f"{at}.tool_calls[{j}].type"
-                raise invalid(place, f"{place} must be 'function', not {shown(call.type)}.", "unsupported_parameter")
         rendered["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments, embedded)},
-            }
-            for call in message.tool_calls
+            _call(call, f"{at}.tool_calls[{j}]", embedded) for j, call in enumerate(message.tool_calls)
         ]
     reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
     if reasoning is not None:
         rendered["reasoning_content"] = reasoning
     return rendered
+
+
+def _call(call: ToolCall, at: str, embedded: EmbeddedJson) -> JSON:
+    if call.type != "function":
+        raise invalid(
+            f"{at}.type",
+            f'{at}.type must be \'function\', not {shown(call.type)}. Send the call as {{"type": "function", '
+            '"function": {"name": ..., "arguments": ...}}.',
+            "unsupported_parameter",
+        )
+    function = call.function
+    if function is None:
+        raise invalid(
+            f"{at}.function",
+            f"{at}.function is missing; a call needs the name and the arguments of a function.",
+            "missing_required_parameter",
+        )
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": function.name, "arguments": _arguments(function.arguments, embedded)},
+    }
 
 
 def _check_results(messages: list[ChatMessage]) -> None:

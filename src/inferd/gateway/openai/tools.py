@@ -6,13 +6,11 @@ Knows no notation of a model: the worker writes and reads calls and reasoning as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeVar
-
-import msgspec
+from typing import Final, Literal
 
 from inferd.answer_form import JSON, ToolUse
 from inferd.gateway.errors import invalid, shown
-from inferd.gateway.openai.wire import ChatRequest
+from inferd.gateway.openai.wire import AllowedTools, ChatRequest, ChosenFunction, ChosenTool
 
 _MODES: Final = ("none", "auto", "required")
 _REMEDY: Final = (
@@ -23,26 +21,6 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Templates know these three; the dialect's other words mean the nearest.
 _TEMPLATE_EFFORTS: Final = {"minimal": "low", "xhigh": "high", "max": "high"}
 _LONGEST_BUDGET: Final = 1_000_000
-_Choice = TypeVar("_Choice")
-
-
-class _Function(msgspec.Struct, frozen=True):
-    name: str
-
-
-class _NamedTool(msgspec.Struct, frozen=True):
-    type: str
-    function: _Function
-
-
-class _Allowed(msgspec.Struct, frozen=True):
-    mode: str
-    tools: list[_NamedTool]
-
-
-class _AllowedTools(msgspec.Struct, frozen=True):
-    type: str
-    allowed_tools: _Allowed
 
 
 def tool_use_of(body: ChatRequest) -> ToolUse | None:
@@ -57,31 +35,42 @@ def tool_use_of(body: ChatRequest) -> ToolUse | None:
         if choice == "none" or not names:
             return None
         return ToolUse(mode="required" if choice == "required" else "auto", is_parallel=_is_parallel(body))
-    match choice.get("type"):
+    match choice.type:
         case "function":
-            named = _converted(choice, _NamedTool)
-            _check_known([named.function.name], names, "tool_choice.function.name")
-            return ToolUse(mode="required", names=(named.function.name,), is_parallel=_is_parallel(body))
+            name = _named(choice.function, names, "tool_choice")
+            return ToolUse(mode="required", names=(name,), is_parallel=_is_parallel(body))
         case "allowed_tools":
-            allowed = _converted(choice, _AllowedTools).allowed_tools
-            if allowed.mode not in ("auto", "required"):
-                raise invalid(
-                    "tool_choice.allowed_tools.mode",
-                    f"tool_choice.allowed_tools.mode must be 'auto' or 'required', not {shown(allowed.mode)}.",
-                )
-            wanted = [tool.function.name for tool in allowed.tools]
-            if not wanted:
-                raise invalid(
-                    "tool_choice.allowed_tools.tools", "tool_choice.allowed_tools.tools is empty; name at least one."
-                )
-            _check_known(wanted, names, "tool_choice.allowed_tools.tools")
+            at = "tool_choice.allowed_tools"
+            if choice.allowed_tools is None:
+                raise invalid(at, f"{at} is missing. {_REMEDY}", "missing_required_parameter")
             return ToolUse(
-                mode="required" if allowed.mode == "required" else "auto",
-                names=tuple(dict.fromkeys(wanted)),
+                mode=_mode(choice.allowed_tools, at),
+                names=_allowed(choice.allowed_tools.tools, names, f"{at}.tools"),
                 is_parallel=_is_parallel(body),
             )
         case other:
             raise invalid("tool_choice.type", f"tool_choice.type is {shown(other)}. {_REMEDY}")
+
+
+def _mode(allowed: AllowedTools, at: str) -> Literal["auto", "required"]:
+    if allowed.mode not in ("auto", "required"):
+        raise invalid(f"{at}.mode", f"{at}.mode must be 'auto' or 'required', not {shown(allowed.mode)}.")
+    return "required" if allowed.mode == "required" else "auto"
+
+
+def _allowed(tools: Sequence[ChosenTool], names: Sequence[str], at: str) -> tuple[str, ...]:
+    if not tools:
+        raise invalid(at, f"{at} is empty; name at least one.")
+    found: dict[str, None] = {}
+    for i, tool in enumerate(tools):
+        if tool.type != "function":
+            raise invalid(
+                f"{at}[{i}].type",
+                f"{at}[{i}].type must be 'function', not {shown(tool.type)}.",
+                "unsupported_parameter",
+            )
+        found[_named(tool.function, names, f"{at}[{i}]")] = None
+    return tuple(found)
 
 
 def reasoning_kwargs(body: ChatRequest) -> JSON:
@@ -112,15 +101,14 @@ def _is_parallel(body: ChatRequest) -> bool:
     return body.parallel_tool_calls is not False
 
 
-def _converted(choice: JSON, kind: type[_Choice]) -> _Choice:
-    try:
-        return msgspec.convert(choice, kind)
-    except msgspec.ValidationError as error:
-        raise invalid("tool_choice", f"tool_choice is not well formed: {error}. {_REMEDY}") from error
-
-
-def _check_known(wanted: Sequence[str], names: Sequence[str], at: str) -> None:
-    unknown = next((name for name in wanted if name not in names), None)
-    if unknown is not None:
+def _named(function: ChosenFunction | None, names: Sequence[str], at: str) -> str:
+    """The name of a tool of the request that a choice names. Raises InvalidRequest."""
+    if function is None:
+        raise invalid(f"{at}.function", f"{at}.function is missing. {_REMEDY}", "missing_required_parameter")
+    if function.name not in names:
         known = f"the tools are {', '.join(names[:16])}" if names else "tools is empty"
-        raise invalid(at, f"{at} is {shown(unknown)}, but {known}. Name one of the request's tools.")
+        raise invalid(
+            f"{at}.function.name",
+            f"{at}.function.name is {shown(function.name)}, but {known}. Name one of the request's tools.",
+        )
+    return function.name

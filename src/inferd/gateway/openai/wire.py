@@ -6,11 +6,12 @@ for a field that was absent or null.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from inferd.gateway.generation.variants import Variants
 from inferd.predict.codecs.text_wire import Ignored
 
 JSON = dict[str, Any]
@@ -41,6 +42,17 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     structures: list[JSON] | None = None  # of structural_tag, as in vLLM
     triggers: list[str] | None = None
     format: JSON | None = None
+    variants: ClassVar[Variants] = Variants(
+        "type",
+        {
+            "text": (),
+            "json_object": ("schema", "value"),
+            "json": ("value",),
+            "regex": ("value",),
+            "json_schema": ("json_schema",),
+            "structural_tag": ("structures", "triggers", "format"),
+        },
+    )
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,6 +158,9 @@ class ContentPart(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
     refusal: str | None = None
+    variants: ClassVar[Variants] = Variants(
+        "type", {"text": ("text",), "input_text": ("text",), "output_text": ("text",), "refusal": ("refusal",)}
+    )
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -154,7 +169,7 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    function: FunctionCall
+    function: FunctionCall | None = None
     id: str | None = None
     type: str = "function"
 
@@ -189,6 +204,29 @@ class Tool(msgspec.Struct, frozen=True):
     function: FunctionDefinition | None = None
 
 
+class ChosenFunction(msgspec.Struct, frozen=True):
+    name: str
+
+
+class ChosenTool(msgspec.Struct, frozen=True):
+    type: str
+    function: ChosenFunction | None = None
+
+
+class AllowedTools(msgspec.Struct, frozen=True):
+    mode: str
+    tools: list[ChosenTool]
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """A tool that must be called, or the tools that may be."""
+
+    type: str
+    function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
+    variants: ClassVar[Variants] = Variants("type", {"function": ("function",), "allowed_tools": ("allowed_tools",)})
+
+
 class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/chat/completions"""
 
@@ -202,7 +240,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tool_choice: str | JSON | None = None
+    tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None  # vLLM's: false leaves the reasoning out of the answer

@@ -15,7 +15,7 @@ from inferd.gateway.errors import invalid, printable, shown
 from inferd.gateway.generation.items import INPUT, JSON, TOOLS, InputTool, Placed, ToolFormat, flat_name, kind_of
 from inferd.gateway.limits import MAX_TOOLS, check_arguments_schema
 from inferd.gateway.responses.grammars import GrammarError, pattern_of_lark, pattern_of_regex
-from inferd.gateway.responses.wire import PromptFields
+from inferd.gateway.responses.wire import PromptFields, ToolChoice
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SYNTAXES: Final = {"lark": pattern_of_lark, "regex": pattern_of_regex}
@@ -140,7 +140,7 @@ class Tools:
                 self._check_any("tool_choice", "tool_choice is 'required'")
                 return ToolUse(mode="required", is_parallel=is_parallel, places=places)
             return ToolUse(is_parallel=is_parallel, places=places) if choice == "auto" and self.by_name else None
-        kind = choice.get("type")
+        kind = choice.type
         if kind in ("function", "custom"):
             names = (self._chosen(choice, "tool_choice"),)
             return ToolUse(mode="required", names=names, is_parallel=is_parallel, places=places)
@@ -152,24 +152,22 @@ class Tools:
             "unsupported_parameter",
         )
 
-    def _allowed(self, choice: JSON, *, is_parallel: bool) -> ToolUse:
+    def _allowed(self, choice: ToolChoice, *, is_parallel: bool) -> ToolUse:
         at = "tool_choice"
-        mode, given = choice.get("mode"), choice.get("tools")
+        mode, given = choice.mode, choice.tools
         if mode not in ("auto", "required"):
             raise invalid(f"{at}.mode", f"{at}.mode must be 'auto' or 'required', not {shown(mode)}.")
-        if not isinstance(given, list) or not given:
+        if not given:
             raise invalid(f"{at}.tools", f"{at}.tools must be a list with at least one tool.")
         names: dict[str, None] = {}
         for i, one in enumerate(given):
-            if not isinstance(one, dict):
-                raise invalid(f"{at}.tools[{i}]", f"{at}.tools[{i}] must be an object with a type.", "invalid_type")
-            kind = one.get("type")
+            kind = one.type
             if kind == "namespace":
                 names |= dict.fromkeys(self._of_namespace(one, f"{at}.tools[{i}]"))
             elif kind in ("function", "custom"):
                 names[self._chosen(one, f"{at}.tools[{i}]")] = None
             else:
-                self.left_out.append(f"tool_choice.{printable(str(kind))}")
+                self.left_out.append(f"tool_choice.{printable(kind)}")
         if not names:
             raise invalid(
                 f"{at}.tools",
@@ -183,33 +181,33 @@ class Tools:
             places=tuple(self._places),
         )
 
-    def _of_namespace(self, one: JSON, at: str) -> list[str]:
-        found = [flat for flat, tool in self.by_name.items() if tool.namespace == one.get("name")]
+    def _of_namespace(self, one: ToolChoice, at: str) -> list[str]:
+        found = [flat for flat, tool in self.by_name.items() if one.name is not None and tool.namespace == one.name]
         if not found:
-            raise invalid(f"{at}.name", f"{at}.name is {shown(one.get('name'))}, but tools has no such namespace.")
+            raise invalid(f"{at}.name", f"{at}.name is {shown(one.name)}, but tools has no such namespace.")
         return found
 
-    def _chosen(self, choice: JSON, at: str) -> str:
+    def _chosen(self, choice: ToolChoice, at: str) -> str:
         """The name, for the model, of a tool that ``tool_choice`` names: with its namespace, flat, or alone where no
         other tool has it. Raises InvalidRequest."""
-        name, namespace = choice.get("name"), choice.get("namespace")
-        if isinstance(name, str):
+        name, namespace = choice.name, choice.namespace
+        if name is not None:
             found = [
                 flat
                 for flat, tool in self.by_name.items()
-                if tool.kind == choice["type"]
+                if tool.kind == choice.type
                 and (flat == name if namespace is None else (tool.name, tool.namespace) == (name, namespace))
             ] or [
                 flat
                 for flat, tool in self.by_name.items()
-                if tool.kind == choice["type"] and tool.name == name and namespace is None
+                if tool.kind == choice.type and tool.name == name and namespace is None
             ]
             if len(found) == 1:
                 return found[0]
         known = f"the tools are {', '.join(list(self.by_name)[:16])}" if self.by_name else "there are none"
         raise invalid(
             f"{at}.name",
-            f"{at}.name is {shown(name)}, but of the request's tools of type {shown(choice['type'])} not exactly one "
+            f"{at}.name is {shown(name)}, but of the request's tools of type {shown(choice.type)} not exactly one "
             f"has this name; {known}.",
         )
 

@@ -6,12 +6,13 @@ was absent or null. Unknown fields are dropped and listed (``generation/fields.p
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from inferd.gateway.generation.items import JSON, InputItem, InputTool
+from inferd.gateway.generation.variants import Variants
 from inferd.predict.codecs.text_wire import Ignored
 
 _refused = Meta(description="Not supported: any value but null is refused with 400.")
@@ -26,6 +27,9 @@ class TextFormat(msgspec.Struct, frozen=True):
     description: str | None = None
     schema: JSON | bool | None = None
     strict: bool | None = None
+    variants: ClassVar[Variants] = Variants(
+        "type", {"text": (), "json_object": (), "json_schema": ("name", "description", "schema", "strict")}
+    )
 
 
 class TextConfig(msgspec.Struct, frozen=True):
@@ -49,6 +53,25 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: Ignored = UNSET
 
 
+class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool that must be called, or the tools that may be."""
+
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: str | None = None
+    tools: list[ToolChoice] | None = None
+    variants: ClassVar[Variants] = Variants(
+        "type",
+        {
+            "function": ("name", "namespace"),
+            "custom": ("name", "namespace"),
+            "namespace": ("name",),
+            "allowed_tools": ("mode", "tools"),
+        },
+    )
+
+
 class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that determine a prompt."""
 
@@ -58,7 +81,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     conversation: str | ConversationRef | None = None
     tools: list[InputTool] | None = None
-    tool_choice: str | JSON | None = None
+    tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -234,7 +257,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True, tag="response", 
     store: bool
     temperature: float | None
     text: JSON
-    tool_choice: str | JSON
+    tool_choice: str | ToolChoice
     tools: list[JSON]
     top_logprobs: int
     top_p: float | None
