@@ -10,8 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferd.checkpoints.answers.format import AnswerFormat, Arguments, Calls, Keywords, Name, Reasoning, Text
+from inferd.checkpoints.answers.format import (
+    WHITE_SPACE,
+    AnswerFormat,
+    Arguments,
+    Calls,
+    Keywords,
+    Name,
+    Reasoning,
+    Text,
+)
 from inferd.checkpoints.answers.grammar import Tool, answer_grammar
+from inferd.checkpoints.answers.parser import AnswerParser
 from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.structured.compiled import Compiler
 from inferd.structured.guide import CompiledGrammar, Guide
@@ -39,6 +49,28 @@ def grammars(tiny_model: Path) -> Iterator[dict[str, CompiledGrammar]]:
         for name, (notation, _, _) in NOTATIONS.items()
     }
     compiler.close()
+
+
+@settings(max_examples=40)
+@given(
+    st.text(
+        st.sampled_from([*WHITE_SPACE, *"\u180e\u200b\ufeffa<"]),
+        max_size=3,
+    )
+)
+def test_the_grammar_and_the_parser_agree_on_what_begins_reasoning(
+    grammars: dict[str, CompiledGrammar], before: str
+) -> None:
+    notation, call, _ = NOTATIONS["reasoning"]
+    parser = AnswerParser(notation, tools={"f": ANY_OBJECT})
+    parser.feed(f"{before}<think>")
+    guide = grammars["reasoning"].guide()
+    for token in guide._grammar.vocabulary.tokens.tokenize_str(f"{before}<think>{call}"):
+        guide.push(token)
+    assert guide.failure() is None
+    (letter,) = guide._grammar.vocabulary.tokens.tokenize_str("x")
+    is_free = bool(mask(guide)[letter // 32] >> letter % 32 & 1)  # no call begins in reasoning
+    assert is_free == parser.is_reasoning
 
 
 def narrowed(guide: Guide) -> bytes:

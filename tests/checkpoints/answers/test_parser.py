@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferd.checkpoints.answers.format import (
+    WHITE_SPACE,
     AnswerFormat,
     Arguments,
     Calls,
@@ -416,3 +417,7 @@ def test_text_between_and_behind_calls_keeps_its_place() -> None:
     call = ["call", "f", '{"city": "PARIS", "days": 3}']
     for pieces in ([text], list(text)):
         assert in_order(HERMES, pieces) == [["text", "One."], call, ["text", "Two."], call, ["text", "Three."]]
+
+
+def test_white_space_is_what_python_strips() -> None:
+    assert set(WHITE_SPACE) == {character for code in range(0x1_0000) if (character := chr(code)).isspace()}

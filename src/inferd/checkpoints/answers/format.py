@@ -6,9 +6,16 @@ White space at the edges of a text is what the checkpoint writes; the parser acc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Source = Literal["response template", "chat template", "table"]
+
+WHITE_SPACE: Final = (
+    "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+"""The characters that may stand before the beginning of reasoning: those that ``str.isspace`` knows. The grammar and
+the parser of answers both use it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from inferd.checkpoints.answers.format import (
+    WHITE_SPACE,
     AnswerFormat,
     Arguments,
     Calls,
@@ -34,6 +35,7 @@ JSON = dict[str, Any]
 CONSTRAINT: Final = "answer"
 """The name by which the grammar refers to the request's own constraint."""
 
+_SPACES: Final = "".join([f"\\x{{{ord(character):x}}}" for character in WHITE_SPACE])  # as an expression has them
 _FINAL: Final = "<|channel|>final<|message|>"
 _TAG: Final = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{1,32}\]")
 _ROOT_KEYS: Final = ("$defs", "definitions", "$schema", "$id")
@@ -205,7 +207,7 @@ class _Maker:
         begin = reasoning.begin.strip()
         if self._special is None or self._special.match(begin) is None:
             self._first_text = "UNREASONED"
-            self.rules.append(f"BEGUN: /[ \\t\\n\\r]*/ {_string(begin)}")
+            self.rules.append(f"BEGUN: /[{_SPACES}]*/ {_string(begin)}")
             self.rules.append("UNREASONED: TEXT & ~(BEGUN TEXT)")
 
     def reasoning(self, reasoning: Reasoning, body: _Bodies, *, in_reasoning: bool) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from inferd.checkpoints.answers.format import (
+    WHITE_SPACE,
     AnswerFormat,
     Arguments,
     Calls,
@@ -213,7 +214,7 @@ class AnswerParser:
         while True:
             character = yield
             read += character
-            begun = read.lstrip()
+            begun = read.lstrip(WHITE_SPACE)
             if begun == begin:
                 return True
             if not character or not begin.startswith(begun):
