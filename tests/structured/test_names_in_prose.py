@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,31 @@ def test_the_grammar_and_the_parser_agree_on_what_begins_reasoning(
     (letter,) = guide._grammar.vocabulary.tokens.tokenize_str("x")
     is_free = bool(mask(guide)[letter // 32] >> letter % 32 & 1)  # no call begins in reasoning
     assert is_free == parser.is_reasoning
+
+
+def test_prose_is_free_where_no_token_stands_for_a_control_character() -> None:
+    """In reasoning before a call that must be made no answer may end, so that a token for its end says nothing."""
+    pieces = ["<end>", *map(chr, range(0x20, 0x7F))]
+    model = tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="?")
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    backend.decoder = tokenizers.decoders.Fuse()
+    backend.add_special_tokens(["<end>"])
+    vocabulary = Vocabulary(Tokenizer(backend, {}), len(pieces), frozenset((0,)))
+    compiler = Compiler(vocabulary)
+    notation, call, _ = NOTATIONS["reasoning"]
+    frame = answer_grammar(notation, special_ids={}, tools=[Tool("f", ANY_OBJECT, "t")], is_required=True)
+    guide = compiler.compile(None, frame=frame).guide()
+    begun = f'{call}{{"a":1,"a'
+    for token in vocabulary.tokens.tokenize_str(f"<think>{begun}"):
+        guide.push(token)
+    assert guide.failure() is None
+    assert narrowed(guide) == mask(guide).tobytes()
+    for token in vocabulary.tokens.tokenize_str(f"</think>{begun}"):
+        guide.push(token)
+    assert guide.failure() is None
+    assert narrowed(guide) != mask(guide).tobytes()
+    compiler.close()
 
 
 def narrowed(guide: Guide) -> bytes:

@@ -26,6 +26,6 @@ def place_behind(
     after = place.after(data)
     if place.beside is None or (after is not None and after.beside is not None):
         return after
-    path = [*tokens, token_id]
-    is_prose = any(matcher.validate_tokens([*path, other]) > len(path) for other in vocabulary.outside_json)
+    path = [*tokens, token_id, *vocabulary.outside_json]
+    is_prose = matcher.validate_tokens(path) == len(path)
     return place._replace(beside=(place.beside + data)[-LONGEST_BEGIN:]) if is_prose else after

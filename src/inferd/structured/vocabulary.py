@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Iterable
 from functools import cached_property
+from string import ascii_letters
 from typing import TYPE_CHECKING, Protocol
 
 from inferd.checkpoints.text.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _ASCII = "\n" + "".join(map(chr, range(0x20, 0x7F)))
 _SPECIAL = b"\xff"  # llguidance's mark of a token that no text contains
 _CONTROLS = frozenset(bytes((code,)) for code in range(0x20)) - {b"\t", b"\n", b"\r"}
+_LETTERS = frozenset(letter.encode() for letter in ascii_letters)
 _CONTEXT = "\x02"  # a text before which a tokenizer adds no space
 _MOST_SPELLED = 1024  # texts whose tokens are kept
 _WINDOW = 512  # characters of a longer text that are spelled
@@ -80,11 +82,18 @@ class Vocabulary:
 
     @cached_property
     def outside_json(self) -> tuple[int, ...]:
-        """Tokens that free text may go on with and no JSON text: a control character. Where the vocabulary has none,
-        those that end an answer, which may stand behind the last text alone."""
-        controls = (i for i in range(self.size) if self.is_text(i) and self.token_bytes(i) in _CONTROLS)
-        first = next(controls, None)
-        return tuple(self.eos_ids) if first is None else (first,)
+        """Tokens that follow one another in free text and in no JSON text: a control character. Where no token stands
+        for one, a quotation mark and a letter, twice: whether the first mark begins a text of JSON or ends one, a
+        letter stands outside of it, where JSON has none. Without those, a token that ends an answer, which only the
+        last free text may have behind it."""
+        texts = self._own_texts()
+        control = next((i for i, text in enumerate(texts) if text in _CONTROLS), None)
+        if control is not None:
+            return (control,)
+        letter = next((i for i, text in enumerate(texts) if text in _LETTERS), None)
+        if letter is not None and b'"' in texts:
+            return (texts.index(b'"'), letter) * 2
+        return (min(self.eos_ids),)
 
     def is_text(self, token_id: int) -> bool:
         """Whether the token stands for a part of a text."""
