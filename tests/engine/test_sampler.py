@@ -553,7 +553,18 @@ def test_a_row_whose_tokens_are_all_banned_fails_with_the_remedy(temperature: fl
     ]
     banned, fine = Sampler(VOCAB).draw(torch.tensor([some_logits(1)] * 2), rows).results
     assert isinstance(banned, InvalidRequest)
+    assert banned.param == "allowed_token_ids"
+    assert "allowed_token_ids, min_tokens and the form" in banned.message
     assert isinstance(fine, Sampled)
+
+
+def test_the_field_that_bans_every_token_is_named() -> None:
+    rows = [
+        row(SamplingParams(), bad=tuple([(i,) for i in range(VOCAB)])),
+        row(SamplingParams(min_tokens=4), stop=frozenset(range(VOCAB))),
+    ]
+    found = Sampler(VOCAB).draw(torch.tensor([some_logits(1)] * 2), rows).results
+    assert [error.param for error in found if isinstance(error, InvalidRequest)] == ["bad_words", "min_tokens"]
 
 
 def test_a_prompt_whose_logits_are_not_numbers_is_an_error() -> None:

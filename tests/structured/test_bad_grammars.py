@@ -243,6 +243,13 @@ SCHEMAS = [
 WIDE = {f"p{n}": {"type": "null"} for n in range(1_001)}
 SCHEMAS += [
     ({"items": {"properties": WIDE}}, "/items/properties", "1001 named properties", "up to 1000"),
+    (
+        {"type": "string", "pattern": "a("},
+        "/pattern",
+        "line 1, column 2, before '(': the group is not closed",
+        "add ')'",
+    ),
+    ({"type": "string", "pattern": "^(b{1,9999}){1,9999}$"}, "/pattern", "over 500000 parts", "smaller numbers"),
 ]
 
 

@@ -113,7 +113,7 @@ class Drawn:
         places = [at[i] for i in refused]
         rows, of = [self._rows[row] for row in places], [masks.of[i] for i in refused]
         where = None if len(places) == len(self._rows) else places
-        replaced = _results(*_chosen(self._x, rows, [draws[i] for i in refused], masks._replace(of=of), where))
+        replaced = _results(rows, *_chosen(self._x, rows, [draws[i] for i in refused], masks._replace(of=of), where))
         for row, result in zip(places, replaced, strict=True):
             self.results[row] = result
         self.score([row for row in places if row in self._raw_of])
@@ -166,7 +166,7 @@ class Sampler:
         draws: list[Draw] = ["first"] * len(rows)
         if unended is not None:
             draws = ["first" if mask < 0 else "unended" for mask in unended.of]
-        results = _results(*_chosen(x, rows, draws, unended))
+        results = _results(rows, *_chosen(x, rows, draws, unended))
         drawn = Drawn(self, x, rows, results, raw, {row: at for at, row in enumerate(scored)})
         drawn.score(scored)
         return drawn
@@ -194,7 +194,7 @@ class Sampler:
             exact = row.double()
             at = torch.tensor(ids, device=row.device)
             logprobs: list[float] = (exact[at] - exact.logsumexp(-1)).tolist()
-            found.append(_unsampled(math.nan) if any(map(math.isnan, logprobs)) else logprobs)
+            found.append(_not_finite() if any(map(math.isnan, logprobs)) else logprobs)
         return found
 
     def score(self, logits: Tensor, targets: list[int], counts: list[int]) -> list[Sampled | InferdError]:
@@ -218,7 +218,7 @@ class Sampler:
         results: list[Sampled | InferdError] = []
         for token, logprob, rank, top, count in zip(targets, logprobs, ranks, tops, counts, strict=True):
             if math.isnan(logprob):
-                results.append(_unsampled(math.nan))
+                results.append(_not_finite())
                 continue
             top.sort(key=lambda pair: (-pair[1], pair[0]))
             results.append(Sampled(token, logprob, int(rank) + 1, tuple(top[:count])))
@@ -291,22 +291,38 @@ def _completing(word: tuple[int, ...], output_ids: list[int]) -> int | None:
     return word[-1]
 
 
-def _unsampled(best: float) -> InferdError:
+def _unsampled(best: float, row: SampleRow) -> InferdError:
+    """Why no token of a row was chosen. ``best``: the highest of its logits."""
     if best == -math.inf:
+        causes = [name for name, bans in _bans_of(row) if bans]
         return InvalidRequest(
-            "Every token is banned: allowed_token_ids, bad_words, min_tokens and the form of the answer together leave "
-            "nothing to generate. Loosen one of them.",
-            param="allowed_token_ids",
+            f"Every token is banned: {', '.join(causes)} and the form of the answer together leave nothing to "
+            "generate. Loosen one of them.",
+            param=causes[0] if causes else None,
         )
+    return _not_finite()
+
+
+def _bans_of(row: SampleRow) -> tuple[tuple[str, bool], ...]:
+    """The fields that ban tokens, and whether they do so at this place of the answer."""
+    sampling = row.sampling
+    return (
+        ("allowed_token_ids", sampling.allowed_token_ids is not None),
+        ("bad_words", bool(row.bad_words)),
+        ("min_tokens", len(row.output_ids) < sampling.min_tokens),
+    )
+
+
+def _not_finite() -> InternalError:
     return InternalError(
         "The model computed values that are not finite numbers for this request, so no token could be chosen."
     )
 
 
-def _results(values: list[float], tokens: list[int]) -> list[Sampled | InferdError]:
+def _results(rows: list[SampleRow], values: list[float], tokens: list[int]) -> list[Sampled | InferdError]:
     return [
-        Sampled(token) if math.isfinite(value) else _unsampled(value)
-        for token, value in zip(tokens, values, strict=True)
+        Sampled(token) if math.isfinite(value) else _unsampled(value, row)
+        for row, token, value in zip(rows, tokens, values, strict=True)
     ]
 
 

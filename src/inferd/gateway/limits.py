@@ -31,9 +31,7 @@ class Range(NamedTuple):
         return (self.low < value if self.low_is_open else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
-        return f"{'above' if self.low_is_open else 'at least'} {self.low:g} and at most {self.high:,.10g}".replace(
-            ",", ""
-        )
+        return f"{'above' if self.low_is_open else 'at least'} {self.low} and at most {self.high}"
 
 
 RANGES: Final[dict[str, Range]] = {

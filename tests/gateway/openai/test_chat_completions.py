@@ -277,6 +277,11 @@ def test_the_refusal_of_an_assistant_message_is_a_part_of_its_text(
     assert asked.messages[1]["content"] == text
 
 
+def test_the_limits_of_a_number_are_told_exactly(server: Running) -> None:
+    reply = post(server, "/v1/chat/completions", {"messages": HI, "seed": 2**63})
+    assert f"at least {-(2**63)} and at most {2**63 - 1}, not {2**63}." in reply.json()["error"]["message"]
+
+
 def test_keys_without_effect_where_they_stand_are_listed(server: Running) -> None:
     part = {"type": "text", "text": "x", "refusal": "No."}
     tool = {"type": "function", "function": {"name": "f"}, "x": 1}

@@ -14,7 +14,8 @@ from bench.schemas import Masks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.gateway.generation.items import InputTool
+from inferd.errors import InvalidRequest
+from inferd.gateway.generation.items import InputTool, ToolFormat
 from inferd.gateway.responses.grammars import GrammarError, pattern_of_lark, pattern_of_regex
 from inferd.gateway.responses.tools import Tools
 from inferd.structured.check import Validator
@@ -139,6 +140,24 @@ def test_a_regular_expression_matches_as_a_whole() -> None:
     assert not matches(pattern, "b\n")
     assert not matches(pattern, "x2026-a")
     assert not matches(pattern, "2026-a|b")
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "reason"),
+    [
+        ("regex", "a(", "at line 1, column 2, before '\\(': the group is not closed"),
+        ("regex", "(?=a)b", "look-ahead"),
+        ("regex", "(a{1,999}){1,999}", "over 500000 parts"),
+        ("lark", "start: /a(/", "the group is not closed"),
+    ],
+)
+def test_an_expression_that_is_not_read_is_refused_where_it_is_written(
+    syntax: str, definition: str, reason: str
+) -> None:
+    given = ToolFormat("grammar", syntax, definition)
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        Tools([InputTool("custom", "f", format=given)])
+    assert caught.value.param == "tools[0].format.definition"
 
 
 def test_masks_enforce_the_grammar_of_a_custom_tool() -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from inferd.structured.faults import Fault
+from inferd.structured.regex import check
+
 MAX_CHARS: Final = 65_536
 """Of a grammar, and of the regular expression that it becomes."""
 
@@ -349,6 +352,10 @@ def _in_ecma(regex: str, flags: str) -> str:
     """A regular expression of Rust or Python in the syntax of ECMA 262. ``.`` is any character but the line feed."""
     if set(flags) - {"s", "u", "l"}:
         raise GrammarError(f"the flags {flags!r} of a regular expression are not supported; write out what they mean")
+    try:
+        check(regex)
+    except Fault as fault:
+        raise GrammarError(f"the expression /{regex}/ is not read {fault}") from None
     dot = r"[\s\S]" if "s" in flags else r"[^\n]"
     pieces: list[str] = []
     for piece in _REGEX_PIECE.findall(regex):

@@ -148,7 +148,7 @@ class Tools:
             return self._allowed(choice, is_parallel=is_parallel)
         raise invalid(
             "tool_choice.type",
-            f"tool_choice.type is {shown(kind)}, which forces a tool that this server does not run. {_REMEDY}",
+            f"tool_choice.type is {shown(kind)}, which this server cannot force. {_REMEDY}",
             "unsupported_parameter",
         )
 
@@ -205,6 +205,8 @@ class Tools:
             if len(found) == 1:
                 return found[0]
         known = f"the tools are {', '.join(list(self.by_name)[:16])}" if self.by_name else "there are none"
+        if name is None:
+            raise invalid(f"{at}.name", f"{at}.name is missing; name a tool: {known}.", "missing_required_parameter")
         raise invalid(
             f"{at}.name",
             f"{at}.name is {shown(name)}, but of the request's tools of type {shown(choice.type)} not exactly one "

@@ -258,10 +258,11 @@ class Reader:
         return Pattern(self._readable(node, pattern, "pattern"))
 
     def _readable(self, node: Node, pattern: Any, *steps: str) -> str:
-        if not isinstance(pattern, str) or not patterns.is_readable(pattern):
-            self._document.refuse(
-                node, steps[0], f"{pattern!r} is no regular expression", "the syntax of ECMA 262 without look-around"
-            )
+        if not isinstance(pattern, str):
+            self._document.refuse(node, steps[0], f"{pattern!r} is no regular expression", "write a text")
+        if not patterns.is_readable(pattern):
+            problem, remedy = patterns.fault_of(pattern)
+            self._document.refuse(node, steps[0], problem, remedy)
         if (construct := patterns.unreadable(pattern)) is not None:
             problem = f"the pattern {pattern!r} has {construct}, which no mask enforces"
             self._document.refuse(node, steps[0], problem, "a pattern without it")

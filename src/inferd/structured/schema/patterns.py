@@ -8,6 +8,9 @@ from functools import lru_cache
 
 import jsonschema_rs
 
+from inferd.structured import regex
+from inferd.structured.faults import Fault, place
+
 _UNREADABLE = (
     (re.compile(r"\(\?<?[=!]"), "look-around"),
     (re.compile(r"(?<!\\)(?:\\\\)*\\[1-9]"), "a back-reference"),
@@ -34,6 +37,16 @@ def is_readable(pattern: str) -> bool:
     except jsonschema_rs.ValidationError:
         return False
     return True
+
+
+def fault_of(pattern: str) -> tuple[str, str]:
+    """What is wrong with a pattern that is not readable, and what is accepted instead."""
+    try:
+        regex.check(pattern)
+    except Fault as fault:
+        where = place(pattern, fault.offset)
+        return f"the pattern {pattern!r} cannot be read {where}: {fault.problem}", fault.remedy
+    return f"{pattern!r} is no regular expression", "the syntax of ECMA 262 without look-around"
 
 
 def matches(pattern: str, text: str) -> bool:
