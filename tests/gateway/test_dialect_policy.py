@@ -73,6 +73,8 @@ OTHER_TYPES: list[tuple[str, dict[str, Any], str]] = [  # with keys that objects
      "messages.content.thinking"),
     ("/v1/messages", {"tools": [{"name": "t", "input_schema": {}}], "tool_choice": {"type": "auto", "name": "t", "x": 1}},
      "tool_choice.name,tool_choice.x"),
+    ("/api/chat", {"messages": [{"role": "user", "content": "hi", "thinking": "h", "tool_name": "t"}]},
+     "messages.thinking,messages.tool_name"),
     ("/v1/messages", {"thinking": {"type": "disabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
 ]  # fmt: skip
 

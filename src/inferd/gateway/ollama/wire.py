@@ -6,11 +6,12 @@ fields are dropped and listed (``generation/fields.py``).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from inferd.gateway.generation.variants import Variants
 from inferd.predict.codecs.text_wire import Ignored
 
 JSON = dict[str, Any]
@@ -72,6 +73,15 @@ class OllamaInputMessage(msgspec.Struct, frozen=True):
     tool_calls: list[InputCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
+    variants: ClassVar[Variants] = Variants(
+        "role",
+        {
+            "system": ("content", "images", "tool_calls"),
+            "user": ("content", "images", "tool_calls"),
+            "assistant": ("content", "images", "tool_calls", "thinking"),
+            "tool": ("content", "images", "tool_calls", "tool_name", "tool_call_id"),
+        },
+    )
 
 
 class Function(msgspec.Struct, frozen=True):
