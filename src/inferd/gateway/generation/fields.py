@@ -33,6 +33,7 @@ MAX_LEVELS: Final = 8
 _top_level: Final = msgspec.json.Decoder(dict[str, Raw])
 _list: Final = msgspec.json.Decoder(list[Raw])
 _tag: Final = msgspec.json.Decoder(str)
+_NO_VARIANTS: Final = Variants("", {})
 
 
 def ignored_names(wire: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -66,26 +67,24 @@ class _Shape(NamedTuple):
 
     used: frozenset[str]
     inner: dict[str, type[msgspec.Struct]]  # of the objects within its fields
-    variants: Variants | None  # the fields of each type of it; None: it has no types
     is_strict: bool  # unknown keys are refused
+    tag: str  # the key that says which of them have an effect; empty: all have
+    by_kind: dict[str, frozenset[str]]  # those that have, by its value
+    default: str  # its value where it is absent
 
     def used_in(self, fields: dict[str, Raw], at: str) -> frozenset[str]:
         """The keys that have an effect in an object with these fields. Raises InvalidRequest for those of another type
         where unknown keys are refused."""
-        if self.variants is None:
+        if not self.tag:
             return self.used
-        tag, by_kind, kind = self.variants
-        if is_given(fields.get(tag, UNSET)):
-            kind = _tag.decode(fields[tag])
-        if kind not in by_kind:
-            return self.used
-        used = self.used & {tag, *by_kind[kind]}
+        kind = _tag.decode(fields[self.tag]) if is_given(fields.get(self.tag, UNSET)) else self.default
+        used = self.by_kind.get(kind, self.used)
         for name in fields if self.is_strict else ():
             if name in self.used - used and is_given(fields[name]):
                 raise invalid(
                     f"{at}{name}",
-                    f"{at}{name} has no effect where {at}{tag} is {shown(kind)}; leave it out, or send the type that "
-                    "has it.",
+                    f"{at}{name} has no effect where {at}{self.tag} is {shown(kind)}; leave it out, or send the type "
+                    "that has it.",
                     "unknown_parameter",
                 )
         return used
@@ -117,8 +116,10 @@ def _shape_of(wire: type[msgspec.Struct]) -> _Shape:
     fields = msgspec.structs.fields(wire)
     inner = {field.encode_name: kind for field in fields if (kind := _struct_in(field.type)) is not None}
     used = frozenset(field.encode_name for field in fields) - frozenset(ignored_names(wire))
-    variants: Variants | None = getattr(wire, "variants", None)
-    return _Shape(used, inner, variants, wire.__struct_config__.forbid_unknown_fields)
+    variants: Variants = getattr(wire, "variants", _NO_VARIANTS)
+    by_kind = {kind: used & {variants.tag, *names} for kind, names in variants.used.items()}
+    is_strict = wire.__struct_config__.forbid_unknown_fields
+    return _Shape(used, inner, is_strict, variants.tag, by_kind, variants.default)
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
