@@ -55,7 +55,7 @@ void rms_norm(const void* x, int64_t x_stride, const void* residual, void* sum, 
 }
 
 struct Silu {
-    static Vec of(Vec x) { return x / (Vec::all(1.0f) + exp(Vec::zero() - x)); }
+    static Vec of(Vec x) { return silu(x); }
 };
 struct Gelu {
     static Vec of(Vec x) { return gelu(x); }

@@ -42,12 +42,21 @@ inline void write_row(const float* c, const float* bias, T* out, int64_t count) 
     for (; j < count; j++) out[j] = from_float<T>(bias ? c[j] + bias[j] : c[j]);
 }
 
+inline Vec activated(Vec x, Activation activation) {
+    switch (activation) {
+        case Activation::gelu: return gelu(x);
+        case Activation::gelu_tanh: return gelu_tanh(x);
+        case Activation::silu: return silu(x);
+        default: return x;
+    }
+}
+
 inline void activate(float* c, const float* bias, int64_t count, Activation activation) {
     for (int64_t j = 0; j < count; j += Vec::width) {  // memory after the last column exists and is not read
         float part[Vec::width] = {};
         if (bias) memcpy(part, bias + j, size_t(least(count - j, Vec::width)) * 4);
         const Vec x = Vec::load(c + j) + Vec::load(part);
-        (activation == Activation::gelu ? gelu(x) : gelu_tanh(x)).store(c + j);
+        activated(x, activation).store(c + j);
     }
 }
 

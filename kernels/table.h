@@ -8,7 +8,7 @@
 namespace inferd {
 
 enum class Dtype : int { f32 = 0, bf16 = 1 };
-enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2, silu = 3 };  // silu: of gates only
+enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2, silu = 3 };
 
 // Weights are packed in panels of this many output columns, the same for all levels.
 constexpr int kPanel = 64;

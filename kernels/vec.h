@@ -454,6 +454,9 @@ inline Vec gelu_tanh(Vec x) {
     return Vec::all(0.5f) * x * (Vec::all(1.0f) + tanh(inner));
 }
 
+// x * sigmoid(x) (Elfwing et al. 2018).
+inline Vec silu(Vec x) { return x / (Vec::all(1.0f) + exp(Vec::zero() - x)); }
+
 // How a number format meets the matrix kernel.
 struct F32 {
     using type = float;

@@ -6,8 +6,9 @@ is used wherever it accepts the tensors. Shapes: T rows (tokens of all sequences
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,15 @@ from inferd.native.triton import switch
 
 if TYPE_CHECKING:
     from inferd import _kernels as kernels
+
+
+ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+"""Those that products and gates have kernels of. In torch's vector code the last bit of one value may depend on its
+place in the tensor, in the kernels it does not."""
 
 
 class Linear:
@@ -119,7 +129,7 @@ class Linear:
     def __call__(self, x: Tensor, out_dtype: torch.dtype | None = None, activation: str = "") -> Tensor:
         """x [..., in] -> [..., out], in the product's format or float32 (``out_dtype``).
 
-        float32 is exact and free for logits. ``activation``: "gelu" or "gelu_tanh", applied to the result.
+        float32 is exact and free for logits. ``activation``: of ``ACTIVATIONS``, applied to the result.
         """
         flat = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if self._packed is not None:
@@ -131,7 +141,7 @@ class Linear:
                 assert self._plain is not None
                 y = F.linear(flat, self._plain, self._bias)
             if activation:
-                y = F.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+                y = ACTIVATIONS[activation](y)
             y = y.to(out_dtype or self.dtype)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
 
@@ -177,7 +187,7 @@ def layer_norm(
 
 
 def gate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
-    """[T, 2I] -> [T, I]: activation(first half) * second half. ``activation``: "silu", "gelu" or "gelu_tanh"."""
+    """[T, 2I] -> [T, I]: activation(first half) * second half. ``activation``: of ``ACTIVATIONS``."""
     if gate_up.dim() == 2 and compiled.takes(gate_up) and gate_up.stride(1) == 1:
         return elementwise.gate_and_mul(gate_up, activation)
     if gate_up.dim() == 2 and switch.takes(gate_up):
@@ -185,9 +195,7 @@ def gate_and_mul(gate_up: Tensor, activation: str) -> Tensor:
 
         return rows.gate_and_mul(gate_up, activation)
     gate, up = gate_up.chunk(2, dim=-1)
-    if activation == "silu":
-        return F.silu(gate) * up
-    return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+    return ACTIVATIONS[activation](gate) * up
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

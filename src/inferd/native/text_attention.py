@@ -5,12 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inferd.native.compiled import CODES, kernels, takes
+from inferd.native.compiled import CODES, is_on, kernels, takes
+
+
+def takes_head_dim(dim: int) -> bool:
+    """A multiple of the widest level's vectors."""
+    return is_on() and dim % 16 == 0
 
 
 def takes_text_attention(qkv: Tensor) -> bool:
-    """[T, 3, heads, D] float32, with D a multiple of the widest level's vectors."""
-    return takes(qkv) and qkv.dtype == torch.float32 and qkv.is_contiguous() and qkv.shape[3] % 16 == 0
+    """[T, 3, heads, D] float32."""
+    return takes(qkv) and qkv.dtype == torch.float32 and qkv.is_contiguous() and takes_head_dim(qkv.shape[3])
 
 
 def text_attention(

@@ -84,6 +84,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True):
     max_size: int = 0  # sum of ``Item.size`` computed together (tokens, mostly); 0: no such limit
     typical_rows: int = 0  # limit of a batch without a configured one, by the model's measured time; 0: not measured
     rounds_products: bool = False  # computed on a device that rounds products of float32 to fewer bits
+    keeps_rows: bool = False  # a row has the same bits beside any other rows
     num_threads: int = 0  # compute threads; 0: not said
     casts: tuple[str, ...] = ()  # inputs that accept numbers of any datatype, if no value is lost
     any_rank: tuple[str, ...] = ()  # inputs whose number of dimensions is free; their shape is reported as [-1]

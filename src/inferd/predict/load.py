@@ -150,7 +150,7 @@ def model_info(name: str, config: ModelConfig, artifact: Artifact, contract: Con
         num_threads=contract.num_threads,
         is_decoupled=contract.is_decoupled,
         kernels=kernels,
-        keeps_rows=kernels not in ("", "none", "generic") and not contract.rounds_products,
+        keeps_rows=contract.keeps_rows,
     )
 
 

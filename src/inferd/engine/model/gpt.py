@@ -79,7 +79,11 @@ _NAMES = {
 }
 
 
-_FUSED: Final = {"gelu": "gelu", **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")}
+_FUSED: Final = {
+    "gelu": "gelu",
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
+    "silu": "silu",
+}
 """Activations that the kernels apply to the sums of a product."""
 
 
@@ -146,7 +150,7 @@ class _Layer:
         kind = self.config.activation
         h = self.up(h, activation=_FUSED.get(kind, ""))
         if kind not in _FUSED:
-            h = F.relu(h) if kind == "relu" else F.silu(h)
+            h = F.relu(h)
         return self._joined.outputs(self.down(self._joined.inputs(h), self._joined.format), h.dtype)
 
     def _attend(self, h: Tensor, batch: FlatBatch, attention: Attention) -> Tensor:
@@ -208,11 +212,6 @@ class GPTDecoder(DividedDecoder):
     def products(self) -> Iterator[ops.Linear]:
         for layer in self._layers:
             yield from (layer.qkv, layer.out, layer.up, layer.down)
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Not with torch's SiLU, which computes the end of a tensor otherwise."""
-        return super().keeps_rows and self.config.activation != "silu"
 
     def forward(self, batch: FlatBatch, attention: Attention, entering: Tensor | None = None) -> Tensor:
         """``entering``, and the result of a stage that is not the last: [1, T, H]."""

@@ -186,7 +186,7 @@ class EightBitLinear(ops.Linear):
         else:
             y = plain_product(flat, weight, self._bias).to(kept)
         if activation:
-            y = torch.nn.functional.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none").to(wanted)
+            y = ops.ACTIVATIONS[activation](y).to(wanted)
         return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
 
     def _goes_to_device(self, x: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from inferd.checkpoints.weights import Weights
 from inferd.predict.encoder.config import EncoderConfig
 from inferd.predict.encoder.layers import Norm, Product, between
-from inferd.predict.encoder.ragged import Ragged, attend
+from inferd.predict.encoder.ragged import Ragged, attend, attends_by_kernel
 
 _MAX_DISTANCE: Final = 128  # from which on all distances share a bucket
 
@@ -91,12 +91,17 @@ class _Layer:
         x, narrow = self.out_norm(self.out(attend(qkv, batch, self.dtype, distance_bias=bias)), x)
         return self.down_norm(self.down(self.up.activated(narrow, self.activation)), x)
 
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.qkv, self.out, self.up, self.down
+
 
 class Bert:
     """[T] tokens -> [T, hidden]."""
 
     def __init__(self, config: EncoderConfig, weights: Weights, dtype: torch.dtype) -> None:
         self.hidden_size = config.hidden_size
+        self._attends = attends_by_kernel(config.head_dim, between(dtype))
         hidden, at = config.hidden_size, "model.embeddings."
         self._words = weights.read(at + "word_embeddings.weight", config.vocab_size, hidden)
         table = config.max_positions + config.first_position
@@ -112,6 +117,11 @@ class Bert:
             table_of_bias = weights.read(name, config.num_buckets, config.num_heads).float()
             self._bias = _by_distance(table_of_bias, config.max_positions)
         self._layers = [_Layer(config, weights, dtype, i) for i in range(config.num_layers)]
+
+    @property
+    def keeps_rows(self) -> bool:
+        layers = self._layers
+        return self._attends and all(product.keeps_rows for layer in layers for product in layer.products)
 
     def forward(self, batch: Ragged) -> Tensor:
         x = self._words[batch.token_ids].float() + self._positions[batch.positions]

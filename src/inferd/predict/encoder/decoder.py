@@ -13,7 +13,7 @@ from inferd.checkpoints.weights import Weights
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.native.attention import FlatBatch
 from inferd.native.kv_cache import KVCache
-from inferd.native.paged_attention import OneLayer, create_attention
+from inferd.native.paged_attention import OneLayer, create_attention, native_available
 from inferd.predict.encoder.ragged import Ragged
 
 _BLOCK = 32
@@ -25,6 +25,11 @@ class CausalEncoder:
     def __init__(self, config: DecoderConfig, weights: Weights, num_positions: int) -> None:
         self.hidden_size = config.hidden_size
         self._decoder = LlamaDecoder(config, FAMILIES[config.architecture], weights, num_positions)
+
+    @property
+    def keeps_rows(self) -> bool:
+        decoder = self._decoder
+        return decoder.keeps_rows and native_available(decoder.dtype, decoder.config.head_dim)
 
     def forward(self, batch: Ragged) -> Tensor:
         config, device = self._decoder.config, batch.token_ids.device

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inferd.checkpoints.weights import Weights
 from inferd.predict.encoder.config import EncoderConfig
-from inferd.predict.encoder.layers import Norm, Product, activation
+from inferd.predict.encoder.layers import Norm, Product
 from inferd.predict.encoder.ragged import Ragged
 from inferd.predict.encoder.sentence import Dense, Pooling
 
@@ -48,22 +48,20 @@ class Embedder:
     ) -> None:
         self._pooling = tuple(pooling)
         self.size = hidden_size * len(self._pooling)
-        self._dense: list[tuple[Product, Callable[[Tensor], Tensor] | None]] = []
+        self._dense: list[tuple[Product, bool]] = []  # and whether tanh follows
         for layer in dense:
             weights = Weights(layer.folder, dtype=torch.float32, device=device)
             product = Product(
                 weights, [("linear", layer.out_features)], layer.in_features, torch.float32, bias=layer.bias
             )
-            self._dense.append((product, activation("tanh") if layer.activation == "tanh" else None))
+            self._dense.append((product, layer.activation == "tanh"))
             self.size = layer.out_features
 
     def __call__(self, hidden: Tensor, batch: Ragged) -> Tensor:
         parts = [pooled(hidden, batch, mode) for mode in self._pooling]
         vectors = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        for product, function in self._dense:
-            vectors = product(vectors)
-            if function is not None:
-                vectors = function(vectors)
+        for product, has_tanh in self._dense:
+            vectors = product.activated(vectors, "tanh") if has_tanh else product(vectors)
         return vectors
 
 
@@ -71,7 +69,6 @@ def sequence_head(config: EncoderConfig, weights: Weights) -> Head:
     """Logits [S, labels] of an encoder's own classifier."""
     hidden, labels, f32 = config.hidden_size, len(config.labels), torch.float32
     pooling: Pooling = "mean" if config.classifier_pooling == "mean" else "cls"
-    function = activation(config.classifier_activation)
     names = _sequence_names(config)
     dense = Product(weights, [(names[0], hidden)], hidden, f32, bias=config.classifier_bias)
     classifier = Product(weights, [(names[1], labels)], hidden, f32)
@@ -80,7 +77,7 @@ def sequence_head(config: EncoderConfig, weights: Weights) -> Head:
         after = Norm(weights, "head.norm", hidden, config.norm_eps, f32, bias=config.norm_bias)
 
     def head(rows: Tensor, batch: Ragged) -> Tensor:
-        x = function(dense(pooled(rows, batch, pooling)))
+        x = dense.activated(pooled(rows, batch, pooling), config.classifier_activation)
         return classifier(x if after is None else after(x)[0])
 
     return head
@@ -106,8 +103,7 @@ def token_head(config: EncoderConfig, weights: Weights) -> Head:
         return lambda rows, batch: classifier(rows)
     dense = Product(weights, [("head.dense", hidden)], hidden, f32, bias=config.classifier_bias)
     after = Norm(weights, "head.norm", hidden, config.norm_eps, f32, bias=config.norm_bias)
-    function = activation(config.classifier_activation)
-    return lambda rows, batch: classifier(after(function(dense(rows)))[0])
+    return lambda rows, batch: classifier(after(dense.activated(rows, config.classifier_activation))[0])
 
 
 def decoder_head(weights: Weights, labels: int, hidden: int) -> Head:

@@ -6,35 +6,31 @@ if the dtype is bfloat16, with float32 sums (``native.ops.Linear``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inferd.checkpoints.weights import Weights
 from inferd.native import ops
 from inferd.native.quantized import by_output
 
-_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": torch.relu,
-    "silu": F.silu,
-    "swish": F.silu,
-    "tanh": torch.tanh,
+_FUSED: Final = {
+    "gelu": "gelu",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
 }
+"""Activations that have kernels, which compute them where a product or a gate is written."""
+_PLAIN: Final = {"relu": torch.relu, "tanh": torch.tanh}
+"""Those that torch computes, alike for each value wherever it lies in a tensor."""
 
 
-# Those that a product applies to what it writes.
-_FUSED: Final = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-
-
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    return _ACTIVATIONS[name]
+def gated(gate_up: Tensor, name: str) -> Tensor:
+    """[T, 2n] float32 -> [T, n]: the first half through an activation, times the second half."""
+    if name in _FUSED:
+        return ops.gate_and_mul(gate_up, _FUSED[name])
+    value, gate = gate_up.chunk(2, dim=-1)
+    return _PLAIN[name](value) * gate
 
 
 class Product:
@@ -58,17 +54,21 @@ class Product:
         biases = None if biases is None else [each.to(dtype) for each in biases]
         self._linear = ops.Linear.stack([each.to(dtype) for each in matrices], biases)
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a row has the same bits among any other rows: the kernels compute it."""
+        return self._linear.described is not None
+
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] in any format -> [T, out] float32."""
         return self._linear(x.to(self._linear.dtype), torch.float32)
 
     def activated(self, x: Tensor, name: str) -> Tensor:
         """[T, in] -> [T, out] through an activation, in the format that is carried to another product."""
-        fused = _FUSED.get(name)
         dtype = self._linear.dtype
-        if fused is not None:
-            return self._linear(x.to(dtype), None, fused)
-        return activation(name)(self._linear(x.to(dtype), torch.float32)).to(dtype)
+        if name in _FUSED:
+            return self._linear(x.to(dtype), None, _FUSED[name])
+        return _PLAIN[name](self._linear(x.to(dtype), torch.float32)).to(dtype)
 
 
 def between(dtype: torch.dtype) -> torch.dtype:

@@ -42,6 +42,11 @@ _OTHER: Final = re.compile(
 class Body(Protocol):
     hidden_size: int
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a row has the same bits beside any other texts, on the CPU."""
+        ...
+
     def forward(self, batch: Ragged) -> Tensor:
         """Rows [T, hidden] of the batch's tokens, float32."""
         ...
@@ -65,6 +70,12 @@ class TextModel:
     dtype: torch.dtype  # of the products
     device: torch.device
     num_parameters: int
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a text's values have the same bits in any batch. The body decides: a head's products are float32,
+        and the kernels take any width of that."""
+        return self.device.type == "cpu" and self.body.keeps_rows
 
     def compute(self, batch: Ragged) -> Tensor:
         """[S, size]; [T, size] for token classification. Vectors are not normalised, logits are logits."""

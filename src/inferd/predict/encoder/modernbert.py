@@ -10,8 +10,8 @@ from inferd.checkpoints.rope_tables import tables
 from inferd.checkpoints.weights import Weights
 from inferd.native import ops
 from inferd.predict.encoder.config import EncoderConfig
-from inferd.predict.encoder.layers import Norm, Product, activation, between
-from inferd.predict.encoder.ragged import Ragged, attend
+from inferd.predict.encoder.layers import Norm, Product, between, gated
+from inferd.predict.encoder.ragged import Ragged, attend, attends_by_kernel
 
 Table = tuple[Tensor, Tensor]
 
@@ -30,7 +30,7 @@ class _Layer:
         self.out = Product(weights, [(at + "attn.Wo", hidden)], hidden, dtype, bias=config.attention_bias)
         self.mlp_norm = Norm(weights, at + "mlp_norm", hidden, config.norm_eps, dtype, bias=config.norm_bias)
         self.up = Product(weights, [(at + "mlp.Wi", 2 * wide)], hidden, dtype, bias=config.mlp_bias)
-        self.activation = activation(config.activation)
+        self.activation = config.activation
         self.down = Product(weights, [(at + "mlp.Wo", hidden)], wide, dtype, bias=config.mlp_bias)
 
     def __call__(self, x: Tensor, batch: Ragged) -> Tensor:
@@ -39,8 +39,11 @@ class _Layer:
         if q.data_ptr() != qkv.data_ptr():  # a copy, so that the original is not rotated
             qkv[:, 0], qkv[:, 1] = q, k
         x = x + self.out(attend(qkv, batch, self.dtype, window=self.window))
-        value, gate = self.up(self.mlp_norm(x)[1]).chunk(2, dim=-1)
-        return x + self.down(self.activation(value) * gate)
+        return x + self.down(gated(self.up(self.mlp_norm(x)[1]), self.activation))
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return self.qkv, self.out, self.up, self.down
 
 
 class ModernBert:
@@ -48,6 +51,7 @@ class ModernBert:
 
     def __init__(self, config: EncoderConfig, weights: Weights, dtype: torch.dtype, num_positions: int) -> None:
         self.hidden_size = config.hidden_size
+        self._attends = attends_by_kernel(config.head_dim, between(dtype))
         self._words = weights.read("model.embeddings.tok_embeddings.weight", config.vocab_size, config.hidden_size)
         bias = config.norm_bias
         self._norm = Norm(weights, "model.embeddings.norm", config.hidden_size, config.norm_eps, dtype, bias=bias)
@@ -59,6 +63,11 @@ class ModernBert:
                 made[id(rope)] = tables(rope, num_positions, weights.device)
             self._layers.append(_Layer(config, weights, dtype, index, made[id(rope)]))
         self._final_norm = Norm(weights, "model.final_norm", config.hidden_size, config.norm_eps, dtype, bias=bias)
+
+    @property
+    def keeps_rows(self) -> bool:
+        layers = self._layers
+        return self._attends and all(product.keeps_rows for layer in layers for product in layer.products)
 
     def forward(self, batch: Ragged) -> Tensor:
         x = self._norm(self._words[batch.token_ids].float())[0]

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferd.native.text_attention import takes_text_attention, text_attention
+from inferd.native.text_attention import takes_head_dim, takes_text_attention, text_attention
 
 _LONG = 256  # tokens from which a matrix of scores per head is more than the caches hold
 
@@ -75,6 +75,11 @@ def ragged(texts: Sequence[Sequence[int]], types: Sequence[Sequence[int] | None]
     )
 
 
+def attends_by_kernel(head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether the kernel attends on the CPU, in which a text has the same bits beside any other texts."""
+    return takes_head_dim(head_dim) and dtype in (torch.float32, torch.bfloat16)
+
+
 def attend(
     qkv: Tensor,
     batch: Ragged,
@@ -88,7 +93,7 @@ def attend(
     qkv [T, 3, heads, D] -> [T, heads * D] in the format ``dtype``. ``window``: only to those at most so far away, to
     either side. ``distance_bias`` [heads, 2 * N - 1] is added to the scores by distance (key minus query, plus N - 1).
     """
-    if takes_text_attention(qkv) and dtype in (torch.float32, torch.bfloat16):
+    if takes_text_attention(qkv) and attends_by_kernel(qkv.shape[3], dtype):
         return text_attention(qkv, batch.starts, dtype, window, distance_bias)
     heads, dim = qkv.shape[2:]
     out = torch.empty((qkv.shape[0], heads * dim), dtype=dtype, device=qkv.device)

@@ -122,6 +122,7 @@ class EncoderRuntime:
             typical_rows=_part_rows(model.texts.max_tokens) if on_cpu else 0,
             num_threads=self._threads if on_cpu else 0,
             rounds_products=not on_cpu,
+            keeps_rows=model.keeps_rows,
         )
 
     @property
