@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inferd.native import compiled
-from inferd.native.forms import Form
-from inferd.native.packed import PANEL_ROWS, PackedInts
+from inferd.native.forms import PANEL_ROWS, Form
+from inferd.native.packed import PackedInts
 from inferd.native.quantized import QuantizedWeight
 from inferd.native.rounding import rounded_weight
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -38,6 +39,7 @@ from inferd.engine.load import create_backend
 from inferd.engine.memory import runtime_bytes
 from inferd.engine.model.load import load_model
 from inferd.errors import ConfigError, ModelLoadError
+from inferd.native import compiled
 from inferd.planning.memory import MemoryEstimate, bind, plan_config, plan_model
 from inferd.types import GenerateRequest, SamplingParams, TextPrompt
 
@@ -71,6 +73,18 @@ def test_every_familys_weights_are_planned_to_the_byte(name: str, tmp_path: Path
     assert estimate.kv_bytes_per_token == 2 * 2 * (
         decoder.config.num_layers * decoder.config.num_kv_heads * decoder.config.head_dim
     )
+
+
+@pytest.mark.skipif(not compiled.BUILT, reason="inferd was installed without its compiled kernels")
+@pytest.mark.parametrize("asked", ["none", "int4"])
+def test_a_router_is_planned_as_it_is_packed(asked: Literal["none", "int4"], tmp_path: Path) -> None:
+    write_checkpoint("mixtral", tmp_path)
+    dims, experts = read_config(Source(tmp_path / "config.json")), 4
+    routers = {name: entry for name, entry in used_tensors(tmp_path, dims).items() if entry.shape[0] == experts}
+    decoder = load_model(tmp_path, dtype="bfloat16", device=torch.device("cpu"), quantization=asked)
+    packed = [linear.nbytes for linear in decoder.products() if linear.out_features == experts]
+    assert len(packed) == len(routers) == dims.num_layers
+    assert sum(packed) == held_bytes(routers, {}, dims, 2, asked)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

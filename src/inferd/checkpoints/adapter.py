@@ -20,11 +20,11 @@ from inferd.checkpoints.architecture import GPT
 from inferd.checkpoints.decoder_config import FAMILIES, DecoderConfig
 from inferd.checkpoints.safetensors import Entry, read_table
 from inferd.errors import ModelLoadError
+from inferd.native.forms import padded
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 MAX_RANK: Final = 512
-_PANEL: Final = 64  # outputs
 _MAX_CONFIG_BYTES: Final = 1 << 20
 _FLOATS: Final = ("F32", "F16", "BF16")
 
@@ -98,7 +98,7 @@ class AdapterFiles:
 
     def num_bytes(self, itemsize: int) -> int:
         """Memory of the matrices in a format of so many bytes. The kernels hold B in whole panels of outputs."""
-        return sum(p.rank * (p.place.inputs + -(-p.place.outputs // _PANEL) * _PANEL) for p in self.pairs) * itemsize
+        return sum(p.rank * (p.place.inputs + padded(p.place.outputs)) for p in self.pairs) * itemsize
 
 
 def places(config: DecoderConfig, layer: int) -> dict[str, Place]:

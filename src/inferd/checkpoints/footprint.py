@@ -13,7 +13,7 @@ from inferd.checkpoints.decoder_config import DecoderConfig, Source
 from inferd.checkpoints.safetensors import Entry, read_table, weight_files
 from inferd.checkpoints.stored.layout import Layout, layouts, served_bytes
 from inferd.errors import ModelLoadError
-from inferd.native.forms import Rule
+from inferd.native.forms import Rule, padding
 
 
 def weight_bytes(folder: Path, source: Source, dims: DecoderConfig, itemsize: int, asked: str) -> int:
@@ -47,21 +47,21 @@ def held_bytes(
 ) -> int:
     """Bytes of the tensors ``used`` in a loaded model; of a part of its tensors, that part's. ``stored``: its quantised
     products. ``itemsize`` and ``asked`` as of ``weight_bytes``."""
-    if asked not in ("int8", "int4", "fp8"):
-        return served_bytes(used, stored, itemsize, lambda layout: layout.is_integer and asked == "auto")
     rule, turned = Rule(asked, dims.hidden_size), dims.architecture == "GPT2LMHeadModel"
 
-    def saved(name: str, rows: int, columns: int) -> int:
-        """The bytes that a matrix saves by becoming integers."""
+    def added(name: str, rows: int, columns: int) -> int:
+        """The bytes that a matrix takes beside its numbers; negative where it becomes integers."""
         if turned and not name.endswith(("wte.weight", "lm_head.weight")):
             rows, columns = columns, rows
         form = rule.form(name)
-        return 0 if form is None else rows * columns * itemsize - form.nbytes(rows, columns)
+        if form is None:
+            return padding(name, rows, columns) * itemsize
+        return form.nbytes(rows, columns) - rows * columns * itemsize
 
     def keeps(layout: Layout) -> bool:
-        return layout.is_integer and f"int{layout.bits}" == asked
+        return layout.is_integer and asked in ("auto", f"int{layout.bits}")
 
     parts = {layout.tensor(part) for layout in stored.values() for part in layout.parts}
     plain = [(name, *entry.shape) for name, entry in used.items() if name not in parts and len(entry.shape) == 2]
     made = [(f"{one.name}.weight", one.out_features, one.in_features) for one in stored.values() if not keeps(one)]
-    return served_bytes(used, stored, itemsize, keeps) - sum(saved(*matrix) for matrix in (*plain, *made))
+    return served_bytes(used, stored, itemsize, keeps) + sum(added(*matrix) for matrix in (*plain, *made))

@@ -23,7 +23,7 @@ from inferd.checkpoints.stored.layout import UNUSED, Layout, layouts
 from inferd.checkpoints.stored.reading import read_fp8, read_integers
 from inferd.checkpoints.weight_cache import WeightCache
 from inferd.errors import ModelLoadError
-from inferd.native.forms import UNTOUCHED, Form, Rule
+from inferd.native.forms import UNTOUCHED, Form, Rule, padding
 from inferd.native.quantized import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ class Weights:
 
     def lend(self, name: str, *shape: int) -> Tensor:
         """Like ``read``, but possibly the mapped file itself: for callers that copy it."""
+        if len(shape) == 2:
+            self.num_bytes += padding(name, *shape) * self.dtype.itemsize
         return self._numbers(name, shape).to(device=self.device, dtype=self.dtype)
 
     def form(self, names: Sequence[str]) -> Form | None:

@@ -18,7 +18,9 @@ import re
 from dataclasses import dataclass
 
 NARROW = 512  # elements of a hidden state
+PANEL_ROWS = 64  # outputs that lie together in the kernels' layout (kernels/table.h)
 _TABLES = re.compile(r"(^|\.)(embed_tokens|lm_head|wte|embed_in|embed_out)\.weight$")
+_ROUTER = re.compile(r"(^|\.)(gate|router)\.weight$")
 _NUMBERS = re.compile(r"(^|\.)(gate|router|wpe)\.weight$|norm[^.]*\.weight$")
 
 
@@ -76,3 +78,17 @@ class Rule:
 
 
 UNTOUCHED = Rule("none", 0)
+
+
+def padded(out: int) -> int:
+    """Outputs of a packed matrix, which has whole panels."""
+    return -(-out // PANEL_ROWS) * PANEL_ROWS
+
+
+def padding(name: str, out: int, size: int) -> int:
+    """Numbers [out, size] that packing adds to the matrix ``name``.
+
+    Only routers are counted, of which they are most: 8 experts are 64 outputs. Other products have thousands of
+    outputs, mostly in whole panels, and several are packed as one. A device does not pad; the difference is small.
+    """
+    return (padded(out) - out) * size if _ROUTER.search(name) else 0

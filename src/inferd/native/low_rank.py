@@ -16,7 +16,7 @@ from torch import Tensor
 
 from inferd.native import compiled
 from inferd.native.compiled import CODES, kernels
-from inferd.native.packed import PANEL_ROWS
+from inferd.native.forms import PANEL_ROWS, padded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,10 +46,9 @@ def low_rank(a: Tensor, b: Tensor, first: int, scale: float) -> LowRank:
     outputs, rank = b.shape
     a = a.contiguous().clone()
     if compiled.takes(a):
-        panels = -(-outputs // PANEL_ROWS)
-        padded = torch.zeros((panels * PANEL_ROWS, rank), dtype=b.dtype)
-        padded[:outputs] = b
-        b = padded.view(panels, PANEL_ROWS, rank).transpose(1, 2)
+        whole = torch.zeros((padded(outputs), rank), dtype=b.dtype)
+        whole[:outputs] = b
+        b = whole.view(-1, PANEL_ROWS, rank).transpose(1, 2)
     return LowRank(a, b.contiguous().clone(), first, outputs, scale)
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from inferd.machine.weight_memory import WeightMemory
 from inferd.native import compiled
 from inferd.native.compiled import ACTIVATIONS, BUILT, CODES, kernels
-from inferd.native.forms import Form
+from inferd.native.forms import PANEL_ROWS, Form, padded
 from inferd.native.quantized import QuantizedWeight
 
-PANEL_ROWS: int = kernels.PANEL if BUILT else 64  # outputs that lie together
+assert not BUILT or kernels.PANEL == PANEL_ROWS, kernels.PANEL
 _FORMATS = {8: 2, 4: 3}  # of integers, by their bits
 _memories: list[WeightMemory] = []  # that weights are packed into: of ``packing_into``, at most one
 
@@ -98,8 +98,7 @@ class PackedWeight(Packed):
 
     def __init__(self, weights: list[Tensor], bias: Tensor | None = None) -> None:
         out, size, dtype = sum(w.shape[0] for w in weights), weights[0].shape[1], weights[0].dtype
-        panels = -(-out // kernels.PANEL)
-        data = allocate_packed(panels * kernels.PANEL * size * dtype.itemsize)
+        data = allocate_packed(padded(out) * size * dtype.itemsize)
         row, threads = 0, torch.get_num_threads()
         for w in weights:
             w = w if w.stride(1) == 1 else w.contiguous()
@@ -137,8 +136,8 @@ class PackedInts(Packed):
     @staticmethod
     def sizes(shape: tuple[int, int], form: Form) -> dict[str, tuple[torch.dtype, int]]:
         """Format and elements of each of the ``parts`` of a matrix [out, in]."""
-        columns = -(-shape[0] // kernels.PANEL) * kernels.PANEL
-        sizes = {"data": (torch.uint8, form.packed_bytes(*shape, kernels.PANEL)), "scale": (torch.float32, columns)}
+        columns = padded(shape[0])
+        sizes = {"data": (torch.uint8, form.packed_bytes(*shape, PANEL_ROWS)), "scale": (torch.float32, columns)}
         return {**sizes, "total": (torch.int32, columns)} if form.has_total else sizes
 
     @classmethod

@@ -10,8 +10,8 @@ from torch import Tensor
 from inferd.checkpoints.weight_cache import WeightCache
 from inferd.checkpoints.weights import Weights
 from inferd.native import compiled, ops
-from inferd.native.forms import Form
-from inferd.native.packed import PANEL_ROWS, PackedInts, allocate_packed
+from inferd.native.forms import PANEL_ROWS, Form
+from inferd.native.packed import PackedInts, allocate_packed
 from inferd.native.quantized import QuantizedWeight, stacked
 from inferd.native.rounding import rounded_weight
 
