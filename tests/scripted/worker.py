@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def create(
-    name: str, config: ModelConfig, progress: Progress, weight_memory: WeightMemory | None = None, far: str = ""
+    name: str,
+    config: ModelConfig,
+    progress: Progress,
+    weight_memory: WeightMemory | None = None,
+    far: str = "",
+    leaving: object = None,
 ) -> Engine:
     engine = create_backend(name, config, progress, weight_memory)
     script, forms = Script.load(Path(config.source)), engine._preparer._forms

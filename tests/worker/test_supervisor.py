@@ -59,6 +59,14 @@ def test_a_killed_worker_is_told_by_its_signal_and_not_by_its_channel() -> None:
     assert said == ["its process was killed by signal 9 (SIGKILL, as by the kernel where memory runs out)"] * 3
 
 
+def test_what_a_worker_says_of_its_end_is_told_with_it(tmp_path: Path) -> None:
+    async def scenario() -> list[str]:
+        async with serving(f"leave-once={tmp_path / 'left'}") as (_, witness):
+            return [e.reason for e in witness.events if isinstance(e, ReplicaChanged) and e.state == "died"]
+
+    assert asyncio.run(scenario()) == ["its process exited with status 6: rank 1 is stopped"]
+
+
 async def restarted(times: int) -> tuple[list[int], list[int], list[int]]:
     """Kill a worker so many times: descriptors, threads and tasks before and after, and the children."""
 

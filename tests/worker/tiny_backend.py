@@ -17,7 +17,8 @@ a test see how far it is and let it go on.
     "refused"          refused by ``add``
 
 The model's own source may have ``books=PATH``: a file to which each token is noted as it is made; ``reports=300``
-reports the progress of loading so many times. Of the source ``ranks`` the process that started the worker counts as
+reports the progress of loading so many times; ``leave-once=PATH`` ends the process and says why, unless PATH exists,
+and makes it. Of the source ``ranks`` the process that started the worker counts as
 its other rank.
 """
 
@@ -244,6 +245,7 @@ def create(
     progress: Callable[[str, int, int], None],
     weight_memory: object = None,
     far: str = "",
+    leaving: Callable[[str], None] = lambda why: None,
 ) -> TinyBackend:
     """``config.source`` says how loading goes: its words are commands as well."""
     words = dict(word.partition("=")[::2] for word in config.source.split())
@@ -265,6 +267,9 @@ def create(
         raise ValueError("a defect in loading")
     if "die" in words:
         os.kill(os.getpid(), signal.SIGKILL)
+    if "leave-once" in words and _is_first(words["leave-once"]):
+        leaving("rank 1 is stopped")
+        os._exit(6)
     if "hang" in words:
         threading.Event().wait()
     progress("weights", 1, 1)

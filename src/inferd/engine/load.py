@@ -109,18 +109,20 @@ def create_backend(
     progress: Progress,
     weight_memory: WeightMemory | None = None,
     far: str = "",
+    leaving: Callable[[str], None] = lambda why: None,
 ) -> Engine:
     """Load the model that ``config.source`` names and make it ready to serve.
 
     ``progress(phase, done, total)`` reports how far loading is. ``weight_memory``: memory for the weights that was
-    reserved in advance. ``far``: where ranks on other machines are reached (``ranks.lead``). Raises ModelLoadError with
-    the file or field at fault and the remedy.
+    reserved in advance. ``far``: where ranks on other machines are reached, and ``leaving``: tells why the process is
+    about to end, where it has other ranks (``ranks.lead``). Raises ModelLoadError with the file or field at fault and
+    the remedy.
     """
     phases = _Phases()
     device = _device(config.device)
     torch.set_num_threads(config.threads or num_threads(config.num_local * config.parallel.per_machine))
     folder = check_folder(resolve(config.source, progress))
-    ranks = _ranks(config, folder, device, far)
+    ranks = _ranks(config, folder, device, far, leaving)
     phases.done("resolve")
     defaults = load_generation_defaults(folder)
     weight_cache = (
@@ -218,7 +220,9 @@ def _read_checkpoint(
     return _Checkpoint(decoder, tokenizer, template, digest)
 
 
-def _ranks(config: ModelConfig, folder: Path, device: torch.device, far: str) -> Lead | None:
+def _ranks(
+    config: ModelConfig, folder: Path, device: torch.device, far: str, leaving: Callable[[str], None]
+) -> Lead | None:
     """The other ranks of the replica, which begin to load; None: there are none. Raises ModelLoadError."""
     if config.parallel.count == 1:
         return None
@@ -226,7 +230,7 @@ def _ranks(config: ModelConfig, folder: Path, device: torch.device, far: str) ->
     check_layout(msgspec.structs.replace(config, device=device.type), dims)
     from inferd.engine.ranks.lead import Lead  # torch.distributed, which other replicas do not need
 
-    return Lead(config, folder, torch.get_num_threads(), far=far)
+    return Lead(config, folder, torch.get_num_threads(), far=far, leaving=leaving)
 
 
 def _whole(checkpoint: _Checkpoint, ranks: Lead | None) -> tuple[int, int]:

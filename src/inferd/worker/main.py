@@ -52,6 +52,7 @@ from inferd.worker.messages import (
     FromWorker,
     HandedOver,
     Heartbeat,
+    Leaving,
     Load,
     LoadFailed,
     Loading,
@@ -81,12 +82,14 @@ EXIT_STEPS_FAIL = 4
 EXIT_DEFECT = 5
 
 Progress = Callable[[str, int, int], None]
+Leave = Callable[[str], None]
 AnyBackend = PreparingBackend | PredictiveBackend
 
 
 class Create(Protocol):
     """Makes a model's backend. ``weight_memory``: what a spare worker reserved for the weights; None: nothing. ``far``:
-    where ranks on other machines are reached; empty: there are none."""
+    where ranks on other machines are reached; empty: there are none. ``leaving``: tells why the process is about to
+    end."""
 
     def __call__(
         self,
@@ -95,6 +98,7 @@ class Create(Protocol):
         progress: Progress,
         weight_memory: WeightMemory | None = None,
         far: str = "",
+        leaving: Leave = ...,
         /,
     ) -> AnyBackend: ...
 
@@ -104,7 +108,12 @@ _log = logging.getLogger("inferd.worker")
 
 
 def create_backend(
-    name: str, config: ModelConfig, progress: Progress, weight_memory: WeightMemory | None = None, far: str = ""
+    name: str,
+    config: ModelConfig,
+    progress: Progress,
+    weight_memory: WeightMemory | None = None,
+    far: str = "",
+    leaving: Leave = lambda why: None,
 ) -> AnyBackend:
     """The model's backend, by what its files are. Imported here: nothing else in this room knows torch or a runtime."""
     from inferd.registry.artifact import artifact_of
@@ -113,7 +122,7 @@ def create_backend(
     artifact = artifact_of(config, progress)
     progress("import", 0, 0)
     try:
-        return _created(name, artifact, config, progress, weight_memory, far)
+        return _created(name, artifact, config, progress, weight_memory, far, leaving)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if artifact.runtime not in ("llm", "encoder") or package not in _OF_TEXTS:
@@ -166,6 +175,7 @@ def _created(
     progress: Progress,
     weight_memory: WeightMemory | None,
     far: str,
+    leaving: Leave,
 ) -> AnyBackend:
     if artifact.kind == "predict":
         if weight_memory is not None:  # the model's files are others than those that it was reserved for
@@ -189,7 +199,7 @@ def _created(
         weight_memory = reserve_weight_memory(config)  # the system finds it while torch is imported
     from inferd.engine.load import create_backend as create
 
-    return create(name, config, progress, weight_memory, far)
+    return create(name, config, progress, weight_memory, far, leaving)
 
 
 class Worker:
@@ -217,7 +227,7 @@ class Worker:
             artifact = _identity(load.model)
             progress = self._progress()
             model, words = _verified(load.name, load.model, progress)
-            backend = self._create(load.name, model, progress, weight_memory, load.far)
+            backend = self._create(load.name, model, progress, weight_memory, load.far, self._leave)
             if load.link is not None and not isinstance(backend, HandsOver):
                 raise ModelLoadError(
                     f"{load.name} has roles, but only models that generate text have prompts to hand over. Leave roles "
@@ -365,6 +375,10 @@ class Worker:
                 steps, busy = steps + intake.num_done, busy or intake.is_busy
             self._send(Heartbeat(steps, busy, rss_bytes() + sum(map(rss_bytes, self._rank_pids))))
             pause.wait(HEARTBEAT_S)
+
+    def _leave(self, why: str) -> None:
+        """Tell the gateway why the process is about to end, if it reads."""
+        self._start("leave", lambda: self._send(Leaving(why))).join(LAST_LINES_S)
 
     def _send(self, message: FromWorker) -> None:
         self._channel.send([message])

@@ -163,8 +163,24 @@ class HandedOver(msgspec.Struct, frozen=True, tag=True):
     handed: Handed
 
 
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """Why the worker is about to end its process itself, without a full stop."""
+
+    reason: str
+
+
 FromWorker = (
-    Loading | Ready | LoadFailed | Outputs | Heartbeat | Tokenized | Detokenized | Checked | AdaptersSet | HandedOver
+    Loading
+    | Ready
+    | LoadFailed
+    | Outputs
+    | Heartbeat
+    | Tokenized
+    | Detokenized
+    | Checked
+    | AdaptersSet
+    | HandedOver
+    | Leaving
 )
 
 # -- frames ------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from inferd.worker.messages import (
     FromWorker,
     HandedOver,
     Heartbeat,
+    Leaving,
     Load,
     LoadFailed,
     Loading,
@@ -165,6 +166,7 @@ class Supervisor:
         self._watch = _Watch()
         self._info: ModelInfo | None = None
         self._load_failure: Failure | None = None
+        self._last_words = ""  # why the worker ends, where it ends itself
         self._has_finished = False  # a request, in this life
         self._is_starved = False  # no process could be started, for lack of a resource that may become free
         self._waits_for_machine = False
@@ -294,6 +296,7 @@ class Supervisor:
     def _start_process(self) -> None:
         """Start a process; where that is impossible now, ``_live`` finds none."""
         self._info = self._load_failure = None
+        self._last_words = ""
         self._has_finished = self._is_starved = False
         self.rss_bytes = 0
         self._watch = _Watch()
@@ -334,7 +337,9 @@ class Supervisor:
         elif hung is not None:
             ending = Ending("hung", hung)
         else:
-            ending = Ending("died", process.reason, is_machine_lost=process.is_machine_lost)
+            # A worker that ends with a machine knows less than what watches the machines.
+            words = "" if process.is_machine_lost or not self._last_words else f": {self._last_words}"
+            ending = Ending("died", f"{process.reason}{words}", is_machine_lost=process.is_machine_lost)
         if self._info is not None:
             ready_s = clock.now() - self._watch.ready_at
             was_useful = self._has_finished or ready_s >= self._patience.useful_s
@@ -406,6 +411,8 @@ class Supervisor:
                     self._beat(message)
                 case HandedOver(handed):
                     self._owner.worker_handed_over(handed)
+                case Leaving(reason):
+                    self._last_words = reason
                 case Tokenized() | Detokenized() | Checked() | AdaptersSet():
                     self._owner.worker_answered(message)
                 case Loading(phase, done, total, at):

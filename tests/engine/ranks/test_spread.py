@@ -31,7 +31,7 @@ from inferd.engine.load import create_backend
 from inferd.engine.ranks import rank as rank_module
 from inferd.engine.ranks.lead import Lead
 from inferd.engine.ranks.messages import build
-from inferd.engine.ranks.post import PIECE_BYTES, Line, Post, WrongLengthError, most_sent_bytes
+from inferd.engine.ranks.post import PIECE_BYTES, Line, Post, most_sent_bytes
 from inferd.engine.ranks.watch import STILL_LOOKS, Report, Stillness
 from inferd.errors import ModelLoadError
 from inferd.registry.source import resolve
@@ -339,44 +339,90 @@ def test_more_of_a_tensor_than_a_step_has_ends_the_group_before_it_is_read(
         assert ended.get(timeout=30) == (1, said)
 
 
-@pytest.mark.parametrize("sent", [3, 5, 2 * PIECE_BYTES])
-@pytest.mark.parametrize("sender", [0, 1], ids=["from rank 0", "from a rank"])
-def test_a_tensor_of_another_length_than_is_awaited_ends_the_group(sent: int, sender: int) -> None:
-    """It would be read as a part of the next one, or as all of it."""
-    awaiting = 1 - sender
+def joined(most_bytes: int) -> tuple[list[Post], queue.SimpleQueue[tuple[int, str]]]:
+    """Three ranks, and what rank 0 hears of their ends."""
     ended: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    posts = [Post(0, 2), Post(1, 2)]
-    posts[awaiting] = Post(awaiting, 2, lambda other, why: ended.put((other, why)))
-    posts[awaiting].most_bytes = ANY
-    ours, theirs = socket.socketpair()
-    posts[0].add(Line(ours, 1))
-    posts[1].add(Line(theirs, 0))
-    posts[sender].send(torch.zeros(sent, dtype=torch.uint8), awaiting)
-    said = f"rank {sender} sent a tensor of {sent} bytes to rank {awaiting}, which awaits 4"
-    with pytest.raises(WrongLengthError) as error:
-        posts[awaiting].receive(torch.empty(1), sender)
-    assert str(error.value) == said
-    assert ended.get(timeout=30) == (sender, said)
+    posts = [Post(0, 3, lambda other, why: ended.put((other, why))), Post(1, 3), Post(2, 3)]
+    for post in posts:
+        post.most_bytes = most_bytes
+    for rank in (1, 2):
+        ours, theirs = socket.socketpair()
+        posts[0].add(Line(ours, rank))
+        posts[rank].add(Line(theirs, 0))
+    return posts, ended
+
+
+def close(posts: list[Post]) -> None:
+    for post in posts:
+        for line in post.lines.values():
+            line.close()
+
+
+@pytest.mark.parametrize("sent", [3, 5, 2 * PIECE_BYTES])
+@pytest.mark.parametrize(("sender", "to"), [(0, 1), (1, 0), (1, 2)])
+def test_rank_0_hears_of_a_tensor_of_another_length_than_is_awaited(sent: int, sender: int, to: int) -> None:
+    """It would be read as a part of the next one, or as all of it."""
+    posts, ended = joined(ANY)
+    posts[sender].send(torch.zeros(sent, dtype=torch.uint8), to)
+    said = f"rank {sender} sent a tensor of {sent} bytes to rank {to}, which awaits 4"
+    with pytest.raises(EOFError) as error:
+        posts[to].receive(torch.empty(1), sender)
+    assert str(error.value) == posts[to].problem == said
+    assert ended.get(timeout=30) == (to or sender, said)
     with pytest.raises(EOFError):
-        posts[sender].lines[awaiting].recv_bytes()
+        posts[0].lines[to or sender].recv_bytes()
+    close(posts)
 
 
-def test_rank_0_ends_its_group_with_the_lengths_of_a_rank_that_sends_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_rank_0_hears_of_more_than_a_step_has_that_another_rank_gets() -> None:
+    posts, ended = joined(64)
+    posts[1].send(torch.zeros(65, dtype=torch.uint8), 2)
+    said = "rank 1 sent tensors of 65 bytes to rank 2, and a step has at most 64"
+    assert ended.get(timeout=30) == (2, said)
+    assert posts[2].problem == said
+    close(posts)
+
+
+def test_a_rank_that_does_not_read_is_not_waited_for_at_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    line, post = Line(ours, 1), Post(0, 2)
+    post.add(line)
+    with theirs:
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                line.send_bytes(bytes(1 << 24))
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        theirs.recv(1)  # it has begun
+        post.refuse("rank 1 sent what no rank sends")
+        sending.join(30)
+    assert not sending.is_alive()
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_rank_0_tells_the_server_why_its_group_ends(
+    reader: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ended = threading.Event()
+    """It found the wrong length itself, or the rank on the other machine did."""
+    ended, told = threading.Event(), list[str]()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "1"))
         listener.listen()
         config = configured(ParallelConfig(pipeline=2, machines=2))
-        made = Lead(config, resolve("demo"), 1, end=ended.set, far=str(tmp_path))
+        made = Lead(config, resolve("demo"), 1, end=ended.set, far=str(tmp_path), leaving=told.append)
         most = most_sent_bytes(config, read_config(Source(resolve("demo") / "config.json")))
         made._has_loaded.set()
         with listener.accept()[0] as rank:
-            rank.sendall(HEAD.pack(8, 1, 1, 0, most + 1))
+            lengths = (
+                f"rank {1 - reader} sent tensors of {most + 1} bytes to rank {reader}, and a step has at most {most}"
+            )
+            told_by_rank = HEAD.pack(len(lengths), 3, 0, 0, 0) + lengths.encode()
+            rank.sendall(told_by_rank if reader else HEAD.pack(8, 1, 1, 0, most + 1))
             assert ended.wait(30)
         made.close()
-    lengths = f"rank 1 sent tensors of {most + 1} bytes to rank 0, and a step has at most {most}"
+    assert told == [lengths]
     assert f"{lengths}; the replica ends with all its ranks" in caplog.text
 
 

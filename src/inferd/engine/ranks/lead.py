@@ -86,9 +86,11 @@ class Lead:
         num_threads: int,
         end: Callable[[], None] = _end_process,
         far: str = "",
+        leaving: Callable[[str], None] = lambda why: None,
     ) -> None:
         """Start the ranks, which begin to load. ``num_threads``: of each; ``end``: ends this process; ``far``: the
-        folder with the sockets of the ranks on other machines, by their numbers; empty: there are none."""
+        folder with the sockets of the ranks on other machines, by their numbers; empty: there are none; ``leaving``:
+        tells the server why the process is about to end, without a full stop."""
         parallel = config.parallel
         if parallel.machines > 1 and not far:
             raise ModelLoadError(
@@ -98,13 +100,13 @@ class Lead:
             )
         self.share = Share(0, parallel.tensor, parallel.pipeline)
         self._num_machines = parallel.machines
-        self._end, self._timeout_s = end, config.hang_timeout_s
+        self._end, self._leaving, self._timeout_s = end, leaving, config.hang_timeout_s
         self._is_leaving = threading.Event()
         self._losing = threading.Lock()
         self._has_loaded = threading.Event()
         self._waits_for: int | None = None  # the rank, while the model loads
         self.keep_rows = False  # whether ``Runner.keeps_rows`` of all other ranks, which say it when they have met
-        self._problems: dict[int, str] = {}  # of ranks that were killed while they loaded
+        self._problems: dict[int, str] = {}  # of ranks that were killed, or said why they end, while they loaded
         # Readable by this user alone; within ``far`` it is removed also where this process is killed.
         self.folder = Path(tempfile.mkdtemp(prefix="inferd-ranks-", dir=far or None))
         store = str(self.folder / "store")
@@ -188,6 +190,8 @@ class Lead:
         """The connection to a rank ended. While the model loads, the thread that loads it notices that itself."""
         if self._has_loaded.is_set():
             self._lose(why or f"the connection to rank {rank} ended")
+        elif why and self._is_far(rank):
+            self._problems.setdefault(rank, why)
 
     def _is_far(self, rank: int) -> bool:
         return rank > len(self._processes)
@@ -232,7 +236,7 @@ class Lead:
             if self._has_loaded.is_set():
                 raise
             if self._is_far(rank):  # the server knows why, and whether to start the replica anew
-                self._lose(f"rank {rank} was lost on its machine while it was loading")
+                self._lose(self._problems.get(rank, f"rank {rank} was lost on its machine while it was loading"))
                 raise
             process = self._processes[rank - 1]
             status = process.wait()
@@ -381,6 +385,7 @@ class Lead:
                 _log.critical("%s; the replica ends with all its ranks", why, exc_info=error)
                 self._kill()
                 shutil.rmtree(self.folder, ignore_errors=True)
+                self._leaving(why)
             finally:  # whatever fails above, a group without one of its ranks must not stay
                 self._end()
 

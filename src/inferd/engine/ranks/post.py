@@ -2,8 +2,8 @@
 
 Messages, parts of tensors and reports of work share it, in the order in which they were sent. A thread reads each
 connection at once, so two ranks that both send never wait for each other. Rank 0 passes on what other ranks send each
-other. Each part tells the length of its tensor. A rank that sends another length than is awaited, or more than a step
-has, ends the group.
+other. Each part tells the length of its tensor. A rank that gets another length than it awaits, or more than a step
+has, tells rank 0 why it ends the group.
 
 Knows no network and no secrets: a connection is a socket of this machine, which the server and the node join by TLS
 (``nodes/relay.py``).
@@ -41,7 +41,13 @@ ANSWER_BYTES: Final = 1 << 20
 REPORT_S: Final = LOOK_S / 2
 """Between two reports of a rank's work, so that each look of rank 0 finds a new one."""
 
-_MESSAGE, _PIECE, _REPORT = 0, 1, 2
+REASON_BYTES: Final = 1024
+"""The longest sentence on why a connection ends."""
+
+LAST_S: Final = 0.2
+"""Seconds for sending it to a rank that does not read."""
+
+_MESSAGE, _PIECE, _REPORT, _END = 0, 1, 2, 3
 _HEAD: Final = struct.Struct("<IBHHQ")
 """Bytes behind it and what they are; of a piece the ranks that send and get it, and the bytes of its whole tensor."""
 _WORK: Final = struct.Struct("<d?Q")
@@ -87,6 +93,17 @@ class Line:
             raise EOFError
         return message
 
+    def end(self, why: str) -> None:
+        """Tell the other end why, where it reads, and end the connection."""
+        with contextlib.suppress(OSError):
+            self._socket.settimeout(LAST_S)
+            if self._sending.acquire(timeout=LAST_S):
+                try:
+                    self._socket.sendall(_frame(_END, why.encode()[:REASON_BYTES]))
+                finally:
+                    self._sending.release()
+        self.close()
+
     def close(self) -> None:
         """End the connection; the other end notices. Idempotent."""
         with contextlib.suppress(OSError):
@@ -94,34 +111,44 @@ class Line:
 
     def _send(self, kind: int, body: bytes | memoryview, sender: int = 0, to: int = 0, of: int = 0) -> None:
         with self._sending:
-            self._socket.sendall(b"".join((_HEAD.pack(len(body), kind, sender, to, of), body)))
+            self._socket.sendall(_frame(kind, body, sender, to, of))
 
     def _read(self, post: Post) -> None:
+        """Read until the connection ends; nothing is waited for then."""
         why = ""
-        try:
-            with self._socket:
-                while True:
-                    size, kind, sender, to, of = _HEAD.unpack(self._received(_HEAD.size))
-                    self._check(post, size, kind, sender, to)
-                    if kind == _PIECE:
-                        post.check_piece(sender, to, size, of)
-                    body = self._received(size, post if kind == _PIECE else None)
-                    if kind == _PIECE:
-                        post.arrived(sender, to, body, of)
-                    elif kind == _MESSAGE:
-                        self._messages.put(bytes(body))
-                    else:
-                        self.report = Report(self.report.number + 1, *_WORK.unpack(body))
-        except (EOFError, OSError, ValueError) as error:
-            if isinstance(error, ValueError):
+        with self._socket:
+            try:
+                why = self._read_frames(post)
+            except (EOFError, OSError):
+                pass
+            except ValueError as error:
                 why = str(error)
-                _log.error("%s; the connection to rank %d ends", why, self.other)
-            self._messages.put(None)
-            post.ended(self.other, why)
+                post.refuse(why)  # before the thread that computes notices, and ends the process
+        post.ended(self.other, why)
+        self._messages.put(None)
+
+    def _read_frames(self, post: Post) -> str:
+        """Read until the other end says why it ends the connection. Raises EOFError, OSError where it ended, ValueError
+        about what no rank sends."""
+        while True:
+            size, kind, sender, to, of = _HEAD.unpack(self._received(_HEAD.size))
+            self._check(post, size, kind, sender, to)
+            if kind == _PIECE:
+                post.check_piece(sender, to, size, of)
+            body = self._received(size, post if kind == _PIECE else None)
+            if kind == _PIECE:
+                post.arrived(sender, to, body, of)
+            elif kind == _MESSAGE:
+                self._messages.put(bytes(body))
+            elif kind == _REPORT:
+                self.report = Report(self.report.number + 1, *_WORK.unpack(body))
+            else:
+                return bytes(body).decode(errors="replace")
 
     def _check(self, post: Post, size: int, kind: int, sender: int, to: int) -> None:
         """Raises ValueError where no rank sends such a frame, before there is memory for it."""
-        longest = {_MESSAGE: ANSWER_BYTES if self.other else None, _PIECE: PIECE_BYTES, _REPORT: _WORK.size}
+        answer = ANSWER_BYTES if self.other else None
+        longest = {_MESSAGE: answer, _PIECE: PIECE_BYTES, _REPORT: _WORK.size, _END: REASON_BYTES}
         if kind not in longest:
             raise ValueError(f"rank {self.other} sent a frame of kind {kind}")
         most = longest[kind]
@@ -160,8 +187,8 @@ def most_sent_bytes(config: ModelConfig, dims: DecoderConfig) -> int:
     return 4 * (rows * (handed + 2 * widest) + max(rows, most_sampled_rows(config)) * -(-dims.vocab_size // share))
 
 
-class WrongLengthError(EOFError):
-    """A rank sent a tensor of another length than this rank awaits. Nothing more of the group's can be relied on."""
+def _frame(kind: int, body: bytes | memoryview, sender: int = 0, to: int = 0, of: int = 0) -> bytes:
+    return b"".join((_HEAD.pack(len(body), kind, sender, to, of), body))
 
 
 class _Box:
@@ -186,6 +213,7 @@ class Post:
         says why, where that rank is at fault."""
         self.rank = rank
         self.most_bytes = 0
+        self.problem = ""  # what another rank sent that ends this one
         self._on_end = on_end
         self._lines: dict[int, Line] = {}
         self._boxes = [_Box() for _ in range(count)]
@@ -213,7 +241,7 @@ class Post:
 
     def receive(self, into: Tensor, sender: int) -> Tensor:
         """``into``, which is contiguous, filled by the next tensor of another rank. Raises EOFError where a connection
-        ended; WrongLengthError where that tensor has another length, and ends the connection."""
+        ended, or that tensor has another length, which ends this rank's connections."""
         data = into.view(-1).view(torch.uint8).numpy().data
         box = self._boxes[sender]
         self._meetings += 1
@@ -227,17 +255,24 @@ class Post:
             piece, of = found
             if of != len(data):
                 why = f"rank {sender} sent a tensor of {of} bytes to rank {self.rank}, which awaits {len(data)}"
-                _log.error("%s", why)
                 self._on_end(sender, why)
-                for line in self._lines.values():
-                    line.close()
-                raise WrongLengthError(why)
+                self.refuse(why)
+                raise EOFError(why)
             data[filled : filled + len(piece)] = piece
             filled += len(piece)
             with self._counting:
                 box.unread_bytes -= len(piece)
         self.waits_in = None
         return into
+
+    def refuse(self, why: str) -> None:
+        """End all connections because of what another rank sent: nothing of the group's can be relied on. Rank 0 is
+        told why, and ends the group."""
+        self.problem = why
+        if self.rank:
+            _log.error("%s; this rank ends", why)
+        for line in self._lines.values():
+            line.end(why)
 
     def takes(self, other: int, sender: int, to: int) -> bool:
         """Whether rank ``other`` may send a part of a tensor of rank ``sender`` for rank ``to``."""

@@ -50,7 +50,7 @@ from inferd.engine.ranks.messages import (
     send,
 )
 from inferd.engine.ranks.peers import GroupPeers
-from inferd.engine.ranks.post import Line, Post, PostPeers, WrongLengthError, most_sent_bytes, report_work
+from inferd.engine.ranks.post import Line, Post, PostPeers, most_sent_bytes, report_work
 from inferd.engine.ranks.watch import EXIT_RANK_LOST, LOOK_S, Stopped
 from inferd.engine.runner import Runner
 from inferd.errors import ModelLoadError
@@ -321,11 +321,8 @@ def main() -> NoReturn:
             threading.Thread(target=_watch, args=(options.parent,), name="inferd-watch", daemon=True).start()
         try:
             code = serve(connection, post, elsewhere)
-        except WrongLengthError as error:
-            print(f"{error}; this rank ends", file=sys.stderr, flush=True)
-            code = EXIT_RANK_LOST
-        except (EOFError, ConnectionError):  # rank 0 has ended
-            code = EXIT_ORPHANED
+        except (EOFError, ConnectionError):  # rank 0 has ended, or this rank has ended the connections
+            code = EXIT_ORPHANED if post is None or not post.problem else EXIT_RANK_LOST
     os._exit(code)  # without waiting for the teardown of the libraries
 
 
