@@ -32,7 +32,7 @@ from inferd.engine.ranks import rank as rank_module
 from inferd.engine.ranks.lead import Lead
 from inferd.engine.ranks.messages import build
 from inferd.engine.ranks.post import PIECE_BYTES, Line, Post, most_sent_bytes
-from inferd.engine.ranks.watch import STILL_LOOKS, Report, Stillness
+from inferd.engine.ranks.watch import MOST_LOOKS, STILL_LOOKS, UNREAD_LOOKS, Report, Stillness
 from inferd.errors import ModelLoadError
 from inferd.registry.source import resolve
 
@@ -188,7 +188,7 @@ def test_only_a_server_with_nodes_starts_ranks_elsewhere() -> None:
         Lead(configured(ParallelConfig(pipeline=2, machines=2)), resolve("demo"), 1)
 
 
-STILL = Report(1, 5.0, is_asleep=True, num_reads=3)
+STILL = Report(1, 5.0, is_asleep=True, num_bytes=3)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,9 @@ STILL = Report(1, 5.0, is_asleep=True, num_reads=3)
     [
         (lambda look: replace(STILL, number=look), True),
         (lambda look: replace(STILL, number=look, worked_s=look / 100), False),
-        (lambda look: replace(STILL, number=look, num_reads=look), False),  # a long transfer
+        (lambda look: replace(STILL, number=look, num_bytes=look), False),  # a long transfer
+        (lambda look: replace(STILL, number=look, num_unread=1), False),  # the way there is slow
+        (lambda look: replace(STILL, number=1 + look // 2), True),  # a busy machine tells at every other look
         (lambda look: replace(STILL, number=look, is_asleep=look % 3 > 0), False),  # it waits for a processor
         (
             lambda look: STILL,
@@ -213,6 +215,46 @@ def test_a_rank_elsewhere_is_still_where_its_reports_say_so(reports: Callable[[i
         look = number
         found.append(stillness.is_lost(7))
     assert any(found) == is_lost
+
+
+def looks_until_lost(told: Callable[[int], Report], meeting: Callable[[int], int] = lambda look: 7) -> int:
+    look = 1
+    stillness = Stillness([], far=[lambda: told(look)])
+    while not stillness.is_lost(meeting(look)):
+        look += 1
+    return look
+
+
+def test_a_connection_that_brings_nothing_there_is_lost_in_the_end() -> None:
+    assert looks_until_lost(lambda look: replace(STILL, number=look, num_unread=1)) == 1 + UNREAD_LOOKS
+
+
+def test_reports_that_were_held_up_count_for_few_looks_each() -> None:
+    """The machine told nothing for long, and then once that the rank had not worked since."""
+    told = looks_until_lost(lambda look: replace(STILL, number=2 + max(0, look - 50)))
+    assert told == 50 + -(-STILL_LOOKS // MOST_LOOKS) + 1
+
+
+def test_a_rank_that_works_in_between_is_waited_for_however_seldom_its_machine_tells() -> None:
+    """What one report says is true of all the time since the one before it."""
+    looks = iter(range(10, 1000))
+    stillness = Stillness([], far=[lambda: replace(STILL, number=(look := next(looks)) // 10, worked_s=look // 10)])
+    assert not any(stillness.is_lost(7) for _ in range(200))
+
+
+def test_what_was_sent_and_not_read_is_known_of_each_connection() -> None:
+    posts, _ = joined(ANY)
+    line = posts[0].lines[1]
+    line.send_bytes(b"1234")
+    assert posts[1].lines[0].recv_bytes() == b"1234"
+    for unread in (0, HEAD.size + 4):
+        read = posts[1].lines[0].num_bytes
+        posts[1].lines[0].send_report(Report(0, 1.0, is_asleep=True, num_bytes=read - unread))
+        deadline = time.monotonic() + 30
+        while line.report.num_unread != unread and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert line.report.num_unread == unread
+    close(posts)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 3 * PIECE_BYTES)), max_size=6))

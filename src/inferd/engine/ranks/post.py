@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -58,13 +59,15 @@ _log = logging.getLogger("inferd.engine")
 class Line:
     """One end of the connection between rank 0 and another rank; any thread may send.
 
-    Sends and receives messages as a ``Connection`` does. ``report`` is the last one of the other end's work.
+    Sends and receives messages as a ``Connection`` does.
     """
 
     def __init__(self, connection: socket.socket, other: int) -> None:
         """``other``: the rank at the other end. Nothing is read before ``read_into``."""
         self.other = other
-        self.report = Report()
+        self.num_bytes = 0  # that came from there
+        self._num_sent = 0  # bytes
+        self._report = Report()
         self._socket = connection
         self._sending = threading.Lock()
         self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -72,6 +75,11 @@ class Line:
     def read_into(self, post: Post) -> None:
         """Begin to read, in a thread. Pieces of tensors go to ``post``."""
         threading.Thread(target=self._read, args=(post,), name=f"inferd-line-{self.other}", daemon=True).start()
+
+    @property
+    def report(self) -> Report:
+        """The last one of the other end's work."""
+        return replace(self._report, num_unread=self._num_sent - self._report.num_bytes)
 
     def send_bytes(self, message: bytes) -> None:
         """Send a message. Raises OSError where the connection ended."""
@@ -83,7 +91,7 @@ class Line:
 
     def send_report(self, report: Report) -> None:
         """Tell how much this process has worked. Raises OSError where the connection ended."""
-        self._send(_REPORT, _WORK.pack(report.worked_s, report.is_asleep, report.num_reads))
+        self._send(_REPORT, _WORK.pack(report.worked_s, report.is_asleep, report.num_bytes))
 
     def recv_bytes(self) -> bytes:
         """Wait for a message. Raises EOFError where the connection ended."""
@@ -110,8 +118,10 @@ class Line:
             self._socket.shutdown(socket.SHUT_RDWR)  # the thread that reads closes it
 
     def _send(self, kind: int, body: bytes | memoryview, sender: int = 0, to: int = 0, of: int = 0) -> None:
+        frame = _frame(kind, body, sender, to, of)
         with self._sending:
-            self._socket.sendall(_frame(kind, body, sender, to, of))
+            self._num_sent += len(frame)
+            self._socket.sendall(frame)
 
     def _read(self, post: Post) -> None:
         """Read until the connection ends; nothing is waited for then."""
@@ -141,7 +151,7 @@ class Line:
             elif kind == _MESSAGE:
                 self._messages.put(bytes(body))
             elif kind == _REPORT:
-                self.report = Report(self.report.number + 1, *_WORK.unpack(body))
+                self._report = Report(self._report.number + 1, *_WORK.unpack(body))
             else:
                 return bytes(body).decode(errors="replace")
 
@@ -166,6 +176,7 @@ class Line:
             if not count:
                 raise EOFError
             filled += count
+            self.num_bytes += count
             if of is not None:
                 of.num_reads += 1
         return data
@@ -384,13 +395,13 @@ class PostPeers:
         return _Arriving(self._post, into, rank)
 
 
-def report_work(line: Line, post: Post) -> None:
+def report_work(line: Line) -> None:
     """Tell rank 0 how much the other threads of this process work, until the connection ends."""
     this = threading.get_native_id()
     while True:
         worked_s = time.process_time() - time.thread_time()
         try:
-            line.send_report(Report(0, worked_s, asleep_but_for(this), post.num_reads))
+            line.send_report(Report(0, worked_s, asleep_but_for(this), line.num_bytes))
         except OSError:
             return
         time.sleep(REPORT_S)

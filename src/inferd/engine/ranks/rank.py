@@ -316,7 +316,7 @@ def main() -> NoReturn:
             post, connection = Post(*options.line), (line := Line(socket.socket(fileno=options.fd), 0))
             post.add(line)
             if elsewhere is not None:
-                threading.Thread(target=report_work, args=(line, post), name="inferd-report", daemon=True).start()
+                threading.Thread(target=report_work, args=(line,), name="inferd-report", daemon=True).start()
         if elsewhere is None:
             threading.Thread(target=_watch, args=(options.parent,), name="inferd-watch", daemon=True).start()
         try:

@@ -18,6 +18,8 @@ EXIT_RANK_LOST = 6
 LOOK_S = 0.1  # between two looks at the processes of a group
 LOOKS = 3  # in a row at which a process is stopped, until it counts as lost
 STILL_LOOKS = 5  # in a row at which no rank works, until the group counts as lost
+UNREAD_LOOKS = 30  # in a row, where a rank on another machine has not read all that was sent to it
+MOST_LOOKS = 2  # that one report counts for
 STILL_S = 0.002  # of processor time between two looks: a rank that only looks takes less
 
 
@@ -67,7 +69,8 @@ class Report:
     number: int = 0
     worked_s: float = 0.0  # processor time that it has used
     is_asleep: bool = False
-    num_reads: int = 0  # of bytes of tensors that reached it
+    num_bytes: int = 0  # that reached it
+    num_unread: int = 0  # that were sent to it and have not reached it, as far as this rank knows
 
 
 class Stopped:
@@ -94,20 +97,24 @@ async def until_stopped(pid: int) -> None:
 class Stillness:
     """Counts the looks at which rank 0 waited in one meeting and no other rank worked: one hangs, or a link is cut.
 
-    A rank that computes uses the processor or waits for one, and so does a transfer: a long step is no stillness.
-    Where a rank on another machine has told nothing since the last look, it is not known to be still.
+    A rank that computes uses the processor or waits for one, and so does a transfer: a long step is no stillness. A
+    rank on another machine is judged by its reports. Each tells of the time since the one before it, so a busy machine
+    that tells seldom only takes longer to judge. Where such a rank has not read all that was sent to it, the way to it
+    may be slow, and the looks must be ``UNREAD_LOOKS``.
     """
 
-    __slots__ = ("_count", "_far", "_looks", "_meeting", "_pids", "_reports", "_worked")
+    __slots__ = ("_count", "_counts", "_far", "_looks", "_meeting", "_pids", "_reports", "_untold", "_worked")
 
     def __init__(self, pids: Sequence[int], looks: int = STILL_LOOKS, far: Sequence[Callable[[], Report]] = ()) -> None:
-        """``pids``: of the ranks other than 0 on this machine; ``looks``: in a row at which no rank works, until the
-        group is lost; ``far``: give the last reports of the ranks on other machines."""
+        """``pids``: of the ranks other than 0 on this machine; ``looks``: at which no rank works, until the group is
+        lost; ``far``: give the last reports of the ranks on other machines."""
         self._pids, self._looks, self._far = pids, looks, far
-        self._count = 0
         self._meeting: Hashable | None = None
         self._worked: list[float | None] = [None] * len(pids)
         self._reports = [report() for report in far]
+        self._untold = [0] * len(far)  # looks since then
+        self._count = 0  # looks in this meeting at which no rank was known to work
+        self._counts = [0] * len(far)  # of them, those for which each rank on another machine said that it did not
 
     def is_lost(self, meeting: Hashable | None) -> bool:
         """Look once, while rank 0 waits in ``meeting`` (None: in none)."""
@@ -115,11 +122,28 @@ class Stillness:
         is_still = meeting is not None and meeting == self._meeting
         for was, is_now in zip(before, self._worked, strict=True):
             is_still = is_still and was is not None and is_now is not None and is_now - was < STILL_S
-        told, self._reports = self._reports, [report() for report in self._far]
-        for last, report in zip(told, self._reports, strict=True):
-            is_still = is_still and 0 < last.number < report.number and report.num_reads == last.num_reads
-            is_still = is_still and report.is_asleep and report.worked_s - last.worked_s < STILL_S
         is_still = is_still and all(_is_asleep(pid) for pid in self._pids)
+        for place, report in enumerate(self._far):
+            is_still = self._is_still(place, report()) and is_still
         self._meeting = meeting
-        self._count = self._count + 1 if is_still else 0
-        return self._count >= self._looks
+        if not is_still:
+            self._count, self._counts = 0, [0] * len(self._far)
+            return False
+        self._count += 1
+        is_read = all(report.num_unread == 0 for report in self._reports)
+        return min(self._count, *self._counts) >= (self._looks if is_read else max(self._looks, UNREAD_LOOKS))
+
+    def _is_still(self, place: int, report: Report) -> bool:
+        """Whether a rank on another machine is not known to have worked since its last report."""
+        last, self._reports[place] = self._reports[place], report
+        if report.number == last.number:
+            self._untold[place] += 1
+            return True
+        looks, self._untold[place] = min(self._untold[place] + 1, MOST_LOOKS), 0
+        self._counts[place] += looks
+        return (
+            last.number > 0
+            and report.is_asleep
+            and report.num_bytes == last.num_bytes
+            and report.worked_s - last.worked_s < STILL_S
+        )
