@@ -130,7 +130,7 @@ def test_a_row_has_its_bits_in_any_batch(
 
 @needs_kernels
 def test_bits_are_promised_only_where_the_kernels_compute_them(tmp_path: Path, families: ModuleType) -> None:
-    """Torch's products, attention and SiLU have other bits in another batch."""
+    """Torch's products and attention have other bits in another batch."""
     families.write_checkpoint("mixtral", tmp_path / "mixtral")
     made = load_model(tmp_path / "mixtral", dtype="float32", device=CPU)
     assert runner_of(made).keeps_rows
@@ -139,9 +139,16 @@ def test_bits_are_promised_only_where_the_kernels_compute_them(tmp_path: Path, f
         assert not runner_of(made).keeps_rows
     with compiled.using_level("generic"):  # whose products of numbers are torch's
         assert not runner_of(load_model(tmp_path / "mixtral", dtype="float32", device=CPU)).keeps_rows
-    for activation, keeps in (("relu", True), ("silu", False)):
-        folder = tmp_path / activation
-        families.write_checkpoint("gpt-neo", folder)
-        settings = json.loads((folder / "config.json").read_text()) | {"activation_function": activation}
-        (folder / "config.json").write_text(json.dumps(settings))
-        assert runner_of(load_model(folder, dtype="float32", device=CPU)).keeps_rows == keeps
+
+
+@needs_kernels
+@pytest.mark.parametrize("activation", ["silu", "relu"])
+def test_a_plain_activation_takes_each_row_alone(activation: str, tmp_path: Path, families: ModuleType) -> None:
+    families.write_checkpoint("gpt-neo", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text()) | {"activation_function": activation}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    runner = runner_of(load_model(tmp_path, dtype="float32", device=CPU))
+    assert runner.keeps_rows
+    expected = alone(runner)
+    for sequences in (3, 8):
+        check(runner, sequences, [LENGTH, 2], expected)
