@@ -37,6 +37,7 @@ from inferd.config import (
 from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.engine.memory import runtime_bytes
+from inferd.engine.model.divided import DividedDecoder
 from inferd.engine.model.load import load_model
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.native import compiled
@@ -82,6 +83,7 @@ def test_a_router_is_planned_as_it_is_packed(asked: Literal["none", "int4"], tmp
     dims, experts = read_config(Source(tmp_path / "config.json")), 4
     routers = {name: entry for name, entry in used_tensors(tmp_path, dims).items() if entry.shape[0] == experts}
     decoder = load_model(tmp_path, dtype="bfloat16", device=torch.device("cpu"), quantization=asked)
+    assert isinstance(decoder, DividedDecoder)
     packed = [linear.nbytes for linear in decoder.products() if linear.out_features == experts]
     assert len(packed) == len(routers) == dims.num_layers
     assert sum(packed) == held_bytes(routers, {}, dims, 2, asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +82,8 @@ FIELDS = {"ModernBertModel": "hidden_activation", "DistilBertModel": "activation
 )
 def test_a_text_has_its_bits_in_any_batch(architecture: str, activation: str, tmp_path: Path) -> None:
     wide = "hidden_dim" if architecture == "DistilBertModel" else "intermediate_size"
-    settings = {wide: 44} | ({FIELDS.get(architecture, "hidden_act"): activation} if activation else {})
-    write_encoder(tmp_path, architecture, **settings)
+    chosen: dict[str, Any] = {FIELDS.get(architecture, "hidden_act"): activation} if activation else {}
+    write_encoder(tmp_path, architecture, **{wide: 44}, **chosen)
     for dtype in ("float32", "bfloat16"):
         runtime = load(tmp_path, dtype=dtype)
         assert runtime.contract.keeps_rows

@@ -131,7 +131,7 @@ class Stillness:
             return False
         self._count += 1
         is_read = all(report.num_unread == 0 for report in self._reports)
-        return min(self._count, *self._counts) >= (self._looks if is_read else max(self._looks, UNREAD_LOOKS))
+        return min([self._count, *self._counts]) >= (self._looks if is_read else max(self._looks, UNREAD_LOOKS))
 
     def _is_still(self, place: int, report: Report) -> bool:
         """Whether a rank on another machine is not known to have worked since its last report."""
