@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferd.answer_form import Constraint, Grammar, JsonSchema, Regex, TaggedStructure, TaggedText
+from inferd.checkpoints.answers.format import AnswerFormat, Reasoning
+from inferd.checkpoints.answers.grammar import AnswerGrammar, answer_grammar
 from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.errors import InvalidRequest
 from inferd.structured import gbnf, regex
@@ -34,9 +36,9 @@ def compiler(tiny_model: Path) -> Iterator[Compiler]:
     made.close()
 
 
-def refusal(compiler: Compiler, constraint: Constraint) -> InvalidRequest:
+def refusal(compiler: Compiler, constraint: Constraint, frame: AnswerGrammar | None = None) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        compiler.compile(constraint)
+        compiler.compile(constraint, frame=frame)
     error = caught.value
     assert len(error.message) < 700
     assert error.message.isprintable()
@@ -199,10 +201,17 @@ def check_grammar(compiler: Compiler, grammar: Grammar, line: int, column: int, 
     assert remedy in error.message.partition(problem)[2]
 
 
+REASONS = answer_grammar(
+    AnswerFormat("r", "table", Reasoning("<think>", "</think>")), special_ids={}, has_constraint=True
+)
+
+
+@pytest.mark.parametrize("frame", [None, REASONS], ids=["alone", "behind reasoning"])
 @pytest.mark.parametrize("syntax", ["lark", "gbnf"])
-def test_a_grammar_without_a_sentence_is_refused(compiler: Compiler, syntax: Any) -> None:
+def test_a_grammar_without_a_sentence_is_refused(compiler: Compiler, syntax: Any, frame: AnswerGrammar | None) -> None:
     text = 'start: start "a"' if syntax == "lark" else 'root ::= root "a"'
-    assert refusal(compiler, Grammar(text=text, syntax=syntax, at="g")).message.startswith("g: no text satisfies it")
+    grammar = Grammar(text=text, syntax=syntax, at="g")
+    assert refusal(compiler, grammar, frame).message.startswith("g: no text satisfies it")
 
 
 SCHEMAS = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from inferd.structured.grammar_text import Form, Tries, grammars_of, text_of
+from inferd.answer_form import Grammar, Regex
+from inferd.structured.grammar_text import Form, Tries, grammars_of, parts_of, text_of
 from inferd.structured.guide import unwritable
 from inferd.structured.refused import refusal_of
 from inferd.structured.vocabulary import Tokens
@@ -20,7 +21,20 @@ _PROBED = 2  # tokens of an answer that are tried when its form is compiled
 
 def grammar_of(form: Form, vocabulary: Tokens) -> str:
     """The text of the form's grammar. Raises InvalidRequest."""
-    return text_of(grammars_of(form, _tries(vocabulary)))
+    parts = grammars_of(form, _tries(vocabulary))
+    if form.frame is not None and isinstance(form.constraint, Grammar | Regex):
+        _check_has_text(form, form.constraint, vocabulary)
+    return text_of(parts)
+
+
+def _check_has_text(form: Form, constraint: Grammar | Regex, vocabulary: Tokens) -> None:
+    """Refuse a constraint that no text satisfies: the mask engine does not notice it behind reasoning, which then has no
+    end. Schemas are read before. Raises InvalidRequest."""
+    alone = plain_matcher(text_of(parts_of(constraint)), vocabulary)
+    has_next = any(alone.compute_bitmask())
+    problem = alone.get_error() if alone.is_error() else "" if has_next else "NoExtension"
+    if problem.startswith("NoExt"):
+        raise unwritable(form.at, vocabulary, problem) or refusal_of(form, problem, _tries(vocabulary))
 
 
 def matcher_of(form: Form, grammar: str, vocabulary: Tokens) -> LLMatcher:
