@@ -33,6 +33,7 @@ BROAD_EXCEPT = {
     "app/audit.py": "the loop of a thread that answers for others",
     "app/reload.py": "the loop that follows the configuration's file",
     "autoscale/controller.py": "the loop that looks at the load",
+    "engine/ranks/lead.py": "the loop of a thread: a defect ends the group",
     "lifecycle/adapters.py": "the loop that looks at other servers' adapters",
     "rollout/rollouts.py": "the loop that looks at rollouts",
     "remote/connection.py": "a callback of the event loop: what it raises ends the exchange that it served",

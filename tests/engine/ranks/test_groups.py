@@ -187,6 +187,19 @@ def test_a_lost_rank_ends_the_group(
     until(lambda: not Path(f"/proc/{made.pids[0]}/fd/0").exists())
 
 
+def test_a_group_whose_watch_fails_ends(
+    lead: tuple[Lead, threading.Event], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any) -> bool:
+        raise OSError("no process can be read")
+
+    monkeypatch.setattr(Stillness, "is_lost", fail)
+    made, ended = lead
+    made.watch()  # or the watch while it loads, whichever comes first
+    until(ended.is_set)
+    assert "the watch of its ranks failed; the replica ends" in caplog.text
+
+
 def test_a_rank_that_is_stopped_while_it_loads_is_named(lead: tuple[Lead, threading.Event]) -> None:
     made, ended = lead
     os.kill(made.pids[0], signal.SIGSTOP)

@@ -144,7 +144,7 @@ class Lead:
             way = "over gloo" if memory is None else "in memory that they share"
             way = way if self._post is None else "through rank 0's connections"
             _log.info("%d ranks of each stage add their parts of a layer %s.", self.share.tensor, way)
-        threading.Thread(target=self._watch_loading, name="inferd-ranks-load", daemon=True).start()
+        threading.Thread(target=self._guard, args=(self._watch_loading,), name="inferd-ranks-load", daemon=True).start()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -351,6 +351,15 @@ class Lead:
 
     def watch(self) -> None:
         """Until the group is closed, or a rank is lost."""
+        self._guard(self._look_at_ranks)
+
+    def _guard(self, watch: Callable[[], None]) -> None:
+        try:
+            watch()
+        except Exception as error:  # without a watch, a lost rank would hold up the group for ever
+            self._lose("the watch of its ranks failed", error)
+
+    def _look_at_ranks(self) -> None:
         stopped = [Stopped(process.pid) for process in self._processes]
         stillness = Stillness(self.pids, far=[reports for _, reports in self._far_reports()])
         while not self._is_leaving.wait(LOOK_S):
