@@ -73,7 +73,6 @@ def observations(draw: st.DrawFn) -> Seen:
         together=known(st.floats(1, 64)),
         took_s=known(st.floats(0.01, 20)),
         late_part=known(st.floats(0, 1)),
-        late_ready=known(st.floats(0, 10)),
         load=known(st.floats(0, 80)),
         load_now=known(st.floats(0, 80)),
         rate_long=known(rates),

@@ -11,9 +11,8 @@ Every input says how many replicas it needs, and the largest of them counts:
 - ``forecast``: the rate at that time, if it grows on as it surely did.
 - ``wait``: one more than is ready, where requests wait for too long and the speed of a replica is not known yet. While
   the rate surely grows, the target of the wait is too long; else a wait that a new replica could shorten is.
-- ``late``: one more than were ready in the mean of two minutes, where more than ``LATE_PART`` of their requests waited
-  for longer than the target. Clumps that are served before another replica could be ready start none, and this sees
-  that they return.
+- ``late``: one more than is ready, where more than ``LATE_PART`` of the requests of two minutes waited for longer than
+  the target. Clumps that are served before another replica could be ready start none, and this sees that they return.
 - ``in_flight``: requests in work and waiting, over a minute and over the last seconds, at the target for each replica.
 - ``duty``: one more than is ready, where the replicas of now worked at more than the target's part of what they can
   over two minutes. That is the rate of arrivals over the rate that they serve, where that is known. Else it is the time
@@ -112,7 +111,6 @@ class Seen(NamedTuple):
     together: float | None = None  # requests that one replica works at then
     took_s: float | None = None  # by a request that did not wait, at least
     late_part: float | None = None  # of the arrivals of two minutes, those behind more than is served in ``queue_s``
-    late_ready: float | None = None  # the mean number of ready replicas in these two minutes
     load: float | None = None  # requests in work and waiting, the mean over a minute
     load_now: float | None = None  # over the last three seconds
     rate_long: float | None = None  # arrivals per second over two minutes; None also if other replicas were ready
@@ -269,8 +267,7 @@ def needs_of(spec: Spec, seen: Seen) -> tuple[Need, ...]:
         needs += _backlog(spec, seen, each, ready_s)
         if seen.late_part is not None and seen.late_part > LATE_PART:
             text = f"{100 * seen.late_part:.0f} % of the requests waited for longer than {spec.queue_s:g} s"
-            mean = float(seen.ready) if seen.late_ready is None else seen.late_ready
-            needs.append(Need("late", math.floor(mean + 1e-9) + 1, text))
+            needs.append(Need("late", seen.ready + 1, text))
     else:
         most = _most_per_s(seen)
         needs += [] if most is None else _backlog(spec, seen, most, ready_s)

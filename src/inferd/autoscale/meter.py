@@ -72,7 +72,6 @@ class _Point(NamedTuple):
     sample: Sample
     load_s: float  # requests in work and waiting, times seconds
     busy_s: float  # replicas that work, as far as they are utilized, times seconds
-    ready_s: float  # ready replicas, times seconds
     late: int  # arrivals that found more requests waiting than are served within the target
 
 
@@ -162,7 +161,7 @@ class Meter:
 
     def add(self, sample: Sample) -> None:
         """Take the next sample."""
-        load_s, busy_s, ready_s, late = 0.0, 0.0, 0.0, 0
+        load_s, busy_s, late = 0.0, 0.0, 0
         if not self._points or self._points[-1].sample.ready != sample.ready:
             self._same_since = sample.at
         if self._points:
@@ -176,7 +175,6 @@ class Meter:
             else:
                 load_s = before.load_s + span_s * (last.waiting + last.in_flight)
                 busy_s = before.busy_s + span_s * last.busy
-                ready_s = before.ready_s + span_s * last.ready
                 served_per_s = self.served_per_s
                 soon = math.inf if served_per_s is None else served_per_s * last.ready * self.queue_s
                 late = before.late + (sample.accepted - last.accepted if last.waiting > soon else 0)
@@ -190,7 +188,7 @@ class Meter:
             self._waiting_since = None
         elif self._waiting_since is None or not self._points:
             self._waiting_since = sample.at
-        self._points.append(_Point(sample.at, sample, load_s, busy_s, ready_s, late))
+        self._points.append(_Point(sample.at, sample, load_s, busy_s, late))
         self._times.append(sample.at)
         old = bisect_right(self._times, sample.at - LONG_S) - 1
         if old > 64:  # some at a time
@@ -231,7 +229,6 @@ class Meter:
         long = self._since(LONG_S)
         load_long, busy_long = self._means(LONG_S)
         arrived = last.sample.accepted - long.sample.accepted
-        is_whole = last.at - self._points[0].at >= LONG_S
         is_long = last.at - max(self._points[0].at, self._same_since) >= LONG_S
         # The queue knows the waits in it, and not those in workers.
         waited_s = 0.0 if self._waiting_since is None else last.at - self._waiting_since
@@ -244,8 +241,7 @@ class Meter:
             served_per_s=self.served_per_s,
             together=self._together,
             took_s=self.took_s,
-            late_part=(last.late - long.late) / arrived if is_whole and arrived else None,
-            late_ready=(last.ready_s - long.ready_s) / (last.at - long.at) if is_whole else None,
+            late_part=(last.late - long.late) / arrived if is_long and arrived else None,
             load=self._means(STABLE_S)[0] if is_sound else None,
             load_now=load_now,
             busy_now=busy_now,
