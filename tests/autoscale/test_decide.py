@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.autoscale.decide import (
-    LOW,
-    MAX_PATIENCE,
-    STALE_S,
-    Decision,
-    Past,
-    Seen,
-    Spec,
-    Surge,
-    decide,
-    holding,
-    needs_of,
-    surge_per_s,
-)
+from inferd.autoscale.decide import LOW, MAX_PATIENCE, STALE_S, Decision, Past, Seen, Spec, decide, holding, needs_of
 
 NOW = 1000.0
 rates = st.floats(0, 200, allow_nan=False)
@@ -43,14 +28,6 @@ def specs(draw: st.DrawFn) -> Spec:
     )
 
 
-def surge(seconds: float, arrivals: float, rest_per_s: float, lasts_s: float = 100.0) -> Surge:
-    return Surge(seconds, arrivals, rest_per_s, min(arrivals / seconds, 1.5 * rest_per_s), lasts_s)
-
-
-drawn_surges = st.builds(surge, st.floats(0.3, 3), st.integers(0, 600), rates, st.floats(0, 9))
-surges = st.lists(drawn_surges, max_size=3).map(tuple)
-
-
 @st.composite
 def observations(draw: st.DrawFn) -> Seen:
     def known(values: st.SearchStrategy[float]) -> float | None:
@@ -66,13 +43,11 @@ def observations(draw: st.DrawFn) -> Seen:
         idle_s=draw(st.sampled_from((0.0, 10.0, 100.0))),
         ready_s=known(st.floats(0.1, 100)),
         rate_per_s=known(rates),
-        span_s=draw(st.floats(10, 61)),
-        surges=draw(surges),
-        recent=draw(surges),
+        surge_per_s=draw(rates),
+        recent_per_s=draw(rates),
+        rise_per_s2=draw(st.floats(0, 10)),
         served_per_s=known(st.floats(0.05, 50)),
-        together=known(st.floats(1, 64)),
         took_s=known(st.floats(0.01, 20)),
-        late_part=known(st.floats(0, 1)),
         load=known(st.floats(0, 80)),
         load_now=known(st.floats(0, 80)),
         rate_long=known(rates),
@@ -114,45 +89,16 @@ def test_it_is_zero_only_when_empty_and_idle(spec: Spec, seen: Seen, past: Past)
         assert decision.current == 0 or seen.idle_s >= 30.0
 
 
-GROWING = ("waiting", "oldest_wait_s", "rate_per_s", "load", "load_now")
+GROWING = ("waiting", "oldest_wait_s", "rate_per_s", "surge_per_s", "recent_per_s", "rise_per_s2", "load", "load_now")
 
 
-def with_more(found: tuple[Surge, ...], per_s: float) -> tuple[Surge, ...]:
-    """The same moments, each with so many more arrivals in a second."""
-    return tuple(
-        surge(one.seconds, one.arrivals + per_s * one.seconds, one.rest_per_s + per_s, one.lasts_s) for one in found
-    )
-
-
-@given(
-    specs(),
-    observations(),
-    pasts,
-    st.sampled_from((*GROWING, "late_part", "rate_long", "load_long", "busy_long")),
-    rates,
-)
+@given(specs(), observations(), pasts, st.sampled_from((*GROWING, "rate_long", "load_long", "busy_long")), rates)
 def test_more_load_never_gives_fewer_replicas(spec: Spec, seen: Seen, past: Past, field: str, more: float) -> None:
     value = getattr(seen, field)
     if value is None:
         return
     added = type(value)(more)
     larger = seen._replace(**{field: value + added})
-    if field == "rate_per_s":  # the last seconds are a part of the minute
-        larger = larger._replace(surges=with_more(seen.surges, more), recent=with_more(seen.recent, more))
-    check_more(spec, seen, larger, past)
-
-
-@given(specs(), observations(), pasts, surges, rates)
-def test_a_larger_surge_never_gives_fewer_replicas(
-    spec: Spec, seen: Seen, past: Past, others: tuple[Surge, ...], more: float
-) -> None:
-    check_more(
-        spec, seen, seen._replace(surges=with_more(seen.surges, more), recent=with_more(seen.recent, more)), past
-    )
-    check_more(spec, seen, seen._replace(surges=(*seen.surges, *others), recent=(*seen.recent, *others)), past)
-
-
-def check_more(spec: Spec, seen: Seen, larger: Seen, past: Past) -> None:
     before = {need.name: need.replicas for need in needs_of(spec, seen)}
     after = {need.name: need.replicas for need in needs_of(spec, larger)}
     assert all(after.get(name, 0) >= count for name, count in before.items())
@@ -214,10 +160,9 @@ def test_each_input_decides_with_its_numbers_in_the_reason() -> None:
     speed = base._replace(served_per_s=4.0)
     cases = {
         "stable": (speed._replace(rate_per_s=10.0), 4),
-        "panic": (speed._replace(rate_per_s=1.0, surges=(surge(3.0, 30, 10.0),), span_s=400.0), 4),
-        "forecast": (speed._replace(rate_per_s=1.0, surges=(surge(1.0, 10, 10.0),), span_s=13.0), 5),
-        "backlog": (speed._replace(waiting=16, recent=(surge(1.0, 4, 4.0),)), 7),
-        "late": (speed._replace(late_part=0.06), 2),
+        "panic": (speed._replace(rate_per_s=1.0, surge_per_s=10.0), 4),
+        "forecast": (speed._replace(rate_per_s=3.0, rise_per_s2=2.0), 3),
+        "backlog": (speed._replace(waiting=16, recent_per_s=4.0), 3),
         "wait": (base._replace(oldest_wait_s=1.0), 2),
         "in_flight": (base._replace(load_now=9.0), 3),
         "duty": (speed._replace(rate_long=3.0), 2),
@@ -233,7 +178,7 @@ def test_a_backlog_counts_before_the_speed_of_a_replica_is_known() -> None:
     spec = Spec(least=1, most=8)
     seen = Seen(at=NOW, ready=1, limit=8, ready_s=5.0, waiting=7, in_flight=1, rate_per_s=0.5, took_s=1.0)
     decision = decide(spec, seen, Past(), NOW)
-    assert (decision.rule, decision.desired) == ("backlog", 3), decision
+    assert (decision.rule, decision.desired) == ("backlog", 2), decision
     assert decide(spec, seen._replace(waiting=2), Past(), NOW).desired == 1, "it ends before another replica is ready"
     assert decide(spec, seen._replace(took_s=None), Past(), NOW).desired == 1
 
@@ -241,7 +186,7 @@ def test_a_backlog_counts_before_the_speed_of_a_replica_is_known() -> None:
 @given(specs(), observations(), st.floats(0.1, 1))
 def test_the_bound_of_the_speed_asks_for_no_more_than_the_speed_would(spec: Spec, seen: Seen, part: float) -> None:
     """A replica serves at most what its requests in work allow. Where its speed is known, ``took_s`` changes nothing."""
-    seen = seen._replace(served_per_s=None, oldest_wait_s=0.0, surges=(), recent=())
+    seen = seen._replace(served_per_s=None, oldest_wait_s=0.0, surge_per_s=0.0, recent_per_s=0.0, rise_per_s2=0.0)
     if not seen.took_s or not seen.ready or not seen.in_flight:
         return
     speed = part * seen.in_flight / seen.ready / seen.took_s
@@ -249,42 +194,6 @@ def test_the_bound_of_the_speed_asks_for_no_more_than_the_speed_would(spec: Spec
     known = seen._replace(served_per_s=speed)
     assert guessed <= max((need.replicas for need in needs_of(spec, known) if need.name == "backlog"), default=0)
     assert needs_of(spec, known) == needs_of(spec, known._replace(took_s=None))
-
-
-@given(st.integers(1, 8), st.floats(0.5, 20), st.floats(0.5, 60), st.floats(0.0, 0.7), st.floats(0, 1), st.data())
-def test_a_clump_that_the_replicas_serve_before_a_new_one_is_ready_starts_none(
-    ready: int, each: float, ready_s: float, load: float, part: float, data: st.DataObject
-) -> None:
-    """It came within a moment, so it is no rate. It waits, and the arrivals go on as before."""
-    rate = load * ready * each
-    clump = part * 0.999 * (ready * each - rate) * ready_s
-    seconds = data.draw(st.floats(0.3, min(3.0, max(0.3, ready_s))))
-    moment = surge(seconds, clump + rate * seconds, rate)
-    seen = Seen(
-        at=NOW,
-        ready=ready,
-        waiting=int(clump),
-        in_flight=ready,
-        limit=64,
-        ready_s=ready_s,
-        rate_per_s=rate,
-        served_per_s=each,
-        surges=(moment,),
-        recent=(moment,),
-    )
-    spec = Spec(least=1, most=64, queue_s=min(0.2, ready_s))
-    assert decide(spec, seen, Past(), NOW).desired == ready
-    larger = seen._replace(waiting=math.ceil(ready * (2 * each * ready_s + 1)) + 1)
-    assert decide(spec, larger, Past(), NOW).desired > ready, "some of it would still wait"
-
-
-def test_a_surge_counts_as_far_as_it_outlasts_the_start_of_a_replica() -> None:
-    seen = Seen(at=NOW, ready=2, rate_per_s=4.0, surges=(surge(0.7, 11.2, 15.0, 2.0),), ready_s=2.0)
-    assert surge_per_s(seen, 5.0, 2) == pytest.approx(16.0)
-    assert surge_per_s(seen, 5.0, 4) == 0.0, "four serve it"
-    assert surge_per_s(seen._replace(ready_s=4.0), 5.0, 2) == pytest.approx(10.0), "it is over at half of that time"
-    assert surge_per_s(seen._replace(ready_s=20.0), 5.0, 2) == 0.0, "the two serve it before a third is ready"
-    assert surge_per_s(seen._replace(surges=(surge(0.7, 11.2, 4.0, 2.0),)), 5.0, 2) == 0.0, "a clump"
 
 
 def test_seventy_percent_duty_for_two_minutes_adds_one_replica() -> None:
@@ -334,11 +243,8 @@ def test_the_last_replica_stays_while_something_holds_it() -> None:
 
 def test_no_replica_leaves_while_the_last_seconds_need_it() -> None:
     spec = Spec(least=1, most=8, duty=None)
-    lasting = (surge(3.0, 60, 20.0),)
-    seen = Seen(at=NOW, ready=8, rate_per_s=1.0, surges=lasting, served_per_s=4.0, ready_s=2.0)
-    assert holding(spec, seen, needs_of(spec, seen)) == 6, "five at 7/8 of their speed would leave some after 2 s"
-    slow = seen._replace(surges=(surge(1.0, 12, 8.0, 1.0),), ready_s=8.0)
-    assert holding(spec, slow, needs_of(spec, slow)) == 1, "one would have served it before a second was ready"
+    seen = Seen(at=NOW, ready=4, rate_per_s=1.0, surge_per_s=6.0, served_per_s=4.0)
+    assert holding(spec, seen, needs_of(spec, seen)) == 3, "6 of 8.4, as two would work at 3/4"
     by_load = spec._replace(in_flight=4.0)
     seen = Seen(at=NOW, ready=4, load=11.0, load_now=1.0)
     assert holding(by_load, seen, ()) == 4, "the mean of a minute counts too"

@@ -108,32 +108,10 @@ def spike(seed: int = 1) -> Outcome:
 def test_a_spike_is_answered_soon_and_the_replicas_leave_afterwards(seed: int) -> None:
     outcome = spike(seed)
     first = next(at for at, count, _ in outcome.decisions if at >= 120)
-    ready = next(tick.ready for tick in outcome.ticks if tick.at >= 120)
-    assert first - 120 <= 2.0 or ready >= 4, "four serve it"
+    assert first - 120 <= 2.0
     assert max(tick.ready for tick in outcome.ticks if tick.at < 180) >= 4
     assert outcome.ticks[-1].ready == 1
     assert quantile(outcome.responses, 0.95) < 1.5
-
-
-def test_a_clump_that_ends_before_a_replica_is_ready_starts_none_and_a_larger_one_does() -> None:
-    """Four requests in a second, of 0.2 s each, and two replicas that are ready after 5 s."""
-    for many, is_more in ((20, False), (80, True)):
-        even = [Arrival(number / 4.0, 0.2) for number in range(500)]
-        clump = [Arrival(100.0 + number * 1e-3, 0.2) for number in range(many)]
-        known = [Arrival(10.0, 0.2)] * 16  # the speed of a replica is known from these on
-        scaler = Scaler(Spec(least=2, most=8))
-        outcome = simulate(sorted([*even, *clump, *known]), scaler, Machine(ready_s=5.0, begin=2))
-        more = [decision for decision in outcome.decisions if 100 <= decision[0] < 110]
-        assert bool(more) == is_more, (many, more)
-
-
-def test_requests_that_come_in_clumps_get_replicas_once_too_many_of_them_are_late() -> None:
-    """Each clump is served before another replica could be ready, and half of it waits for too long."""
-    clumps = [Arrival(12.0 * number + 0.01 * one, 0.2) for number in range(30) for one in range(20)]
-    outcome = simulate(clumps, Scaler(Spec(least=2, most=8, duty=None)), Machine(ready_s=5.0, begin=2))
-    assert [(count, reason.split(":")[0]) for _, count, reason in outcome.decisions[:2]] == [(3, "late"), (4, "late")]
-    assert outcome.decisions[0][0] >= 120.0
-    assert outcome.decisions[1][0] >= outcome.decisions[0][0] + 120.0, "what they do is seen first"
 
 
 def test_a_step_of_many_short_requests_is_answered_within_half_a_second() -> None:

@@ -118,7 +118,7 @@ class _Model:
     def __init__(self, config: ModelConfig, spec: Spec) -> None:
         self.config = config
         self.spec = spec
-        self.meter = Meter(spec.queue_s)
+        self.meter = Meter()
         self.past = Past()
         self.limit: _Limit | None = None
         self.seen: tuple[Seen, Demand] | None = None
@@ -163,7 +163,7 @@ class Autoscaler:
                 continue
             if not is_same_engine(known.config, model):
                 known.meter.forget_speed()
-            known.config, known.spec, known.meter.queue_s = model, spec, spec.queue_s
+            known.config, known.spec = model, spec
         if self._models:
             self._has_models.set()
         else:

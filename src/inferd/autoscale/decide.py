@@ -3,16 +3,14 @@
 Every input says how many replicas it needs, and the largest of them counts:
 
 - ``stable``: the rate of arrivals over a minute, at ``HIGH`` of what a replica serves (Little's law).
-- ``panic``: the mean rate of a surge until a new replica is ready. A surge is a moment with more arrivals than the rate
-  over a minute gives by chance. It counts only where the running replicas do not serve it before.
+- ``panic``: the rate that the last seconds surely had, by the lower bound of a Poisson count, or the rate of a moment
+  with more arrivals than the rate over a minute gives by chance.
 - ``backlog``: the waiting requests that will be left when a replica that is started now is ready, beside the arrivals
   until then. A wait that ends before that is not shortened by another replica. Before a replica's speed is known, the
   most that it can be is taken, so the number is not above what is needed.
 - ``forecast``: the rate at that time, if it grows on as it surely did.
 - ``wait``: one more than is ready, where requests wait for too long and the speed of a replica is not known yet. While
   the rate surely grows, the target of the wait is too long; else a wait that a new replica could shorten is.
-- ``late``: one more than is ready, where more than ``LATE_PART`` of the requests of two minutes waited for longer than
-  the target. Clumps that are served before another replica could be ready start none, and this sees that they return.
 - ``in_flight``: requests in work and waiting, over a minute and over the last seconds, at the target for each replica.
 - ``duty``: one more than is ready, where the replicas of now worked at more than the target's part of what they can
   over two minutes. That is the rate of arrivals over the rate that they serve, where that is known. Else it is the time
@@ -53,20 +51,11 @@ MAX_PATIENCE: Final = 16
 MAX_WAIT_S: Final = 1.0
 """A request that has waited for so long needs another replica, however slow it is to start."""
 
-DRAIN: Final = 1.0 / 3.0
-"""The part of the time to ready in which what then waits is to be served."""
-
-LATE_PART: Final = 0.05
-"""The part of the requests that may wait for longer than the target."""
-
-SURGE_S: Final = 3.0
-"""The longest surge that is looked for."""
-
 UNKNOWN_READY_S: Final = 5.0
 """Seconds that a replica is taken to need until it is ready, before one was measured."""
 
-InputName = Literal["stable", "panic", "backlog", "forecast", "wait", "late", "in_flight", "duty"]
-INPUTS: Final[tuple[InputName, ...]] = ("stable", "panic", "backlog", "forecast", "wait", "late", "in_flight", "duty")
+InputName = Literal["stable", "panic", "backlog", "forecast", "wait", "in_flight", "duty"]
+INPUTS: Final[tuple[InputName, ...]] = ("stable", "panic", "backlog", "forecast", "wait", "in_flight", "duty")
 
 
 class Spec(NamedTuple):
@@ -79,16 +68,6 @@ class Spec(NamedTuple):
     duty: float | None = 0.7
     down_after_s: float = 60.0
     idle_after_s: float | None = None  # the last replica stops after so long without a request; None: never
-
-
-class Surge(NamedTuple):
-    """The arrivals of the last seconds, where they are more than the rate over a minute gives by chance."""
-
-    seconds: float
-    arrivals: float
-    rest_per_s: float  # without the busiest moment: what comes together is no rate
-    per_s: float  # of all, and not far above that
-    lasts_s: float  # so much longer it is taken to last
 
 
 class Seen(NamedTuple):
@@ -104,13 +83,11 @@ class Seen(NamedTuple):
     idle_s: float = 0.0  # 0: there is a request
     ready_s: float | None = None  # from the start of a replica until it is ready
     rate_per_s: float | None = None  # arrivals, over a minute
-    span_s: float = 60.0  # seconds that this rate is of
-    surges: tuple[Surge, ...] = ()  # that chance does not explain
-    recent: tuple[Surge, ...] = ()  # that are more likely than not
+    surge_per_s: float = 0.0  # arrivals that the last three seconds, or a moment in them, surely had
+    recent_per_s: float = 0.0  # arrivals that the last moment probably had
+    rise_per_s2: float = 0.0  # the growth of the rate that is beyond chance
     served_per_s: float | None = None  # by one replica while requests wait
-    together: float | None = None  # requests that one replica works at then
     took_s: float | None = None  # by a request that did not wait, at least
-    late_part: float | None = None  # of the arrivals of two minutes, those behind more than is served in ``queue_s``
     load: float | None = None  # requests in work and waiting, the mean over a minute
     load_now: float | None = None  # over the last three seconds
     rate_long: float | None = None  # arrivals per second over two minutes; None also if other replicas were ready
@@ -250,29 +227,22 @@ def needs_of(spec: Spec, seen: Seen) -> tuple[Need, ...]:
     """What each input needs, of those that are known."""
     needs = []
     each = seen.served_per_s
+    rate = max(seen.rate_per_s or 0.0, seen.surge_per_s)
     ready_s = UNKNOWN_READY_S if seen.ready_s is None else seen.ready_s
     if each is not None and each > 0:
-        rate = seen.rate_per_s or 0.0
-        surge = surge_per_s(seen, each, seen.ready)
         if seen.rate_per_s is not None:
             text = f"{seen.rate_per_s:.3g} requests/s over a minute, of {each:.3g} that one replica serves"
             needs.append(Need("stable", _ceil(seen.rate_per_s / (each * HIGH)), text))
-        text = f"{surge:.3g} requests/s in the last seconds, of {each:.3g} that one replica serves"
-        needs.append(Need("panic", _ceil(surge / (each * HIGH)), text))
-        # The rate over a minute is that of its middle.
-        rise = (surge - rate) / max((seen.span_s - SURGE_S) / 2.0, 1.0) if surge > rate and rate > 0 else 0.0
-        ahead = max(rate, surge) + rise * ready_s
+        text = f"{seen.surge_per_s:.3g} requests/s in the last seconds, of {each:.3g} that one replica serves"
+        needs.append(Need("panic", _ceil(seen.surge_per_s / (each * HIGH)), text))
+        ahead = rate + seen.rise_per_s2 * ready_s
         text = f"{ahead:.3g} requests/s in {ready_s:.3g} s, of {each:.3g} that one replica serves"
         needs.append(Need("forecast", _ceil(ahead / (each * HIGH)), text))
-        needs += _backlog(spec, seen, each, ready_s)
-        if seen.late_part is not None and seen.late_part > LATE_PART:
-            text = f"{100 * seen.late_part:.0f} % of the requests waited for longer than {spec.queue_s:g} s"
-            needs.append(Need("late", seen.ready + 1, text))
+        needs += _backlog(spec, seen, each, max(rate, seen.recent_per_s), ready_s)
     else:
         most = _most_per_s(seen)
-        needs += [] if most is None else _backlog(spec, seen, most, ready_s)
-        is_growing = bool(seen.surges) and seen.rate_per_s is not None
-        if seen.oldest_wait_s >= (spec.queue_s if is_growing else max(spec.queue_s, min(ready_s, MAX_WAIT_S))):
+        needs += [] if most is None else _backlog(spec, seen, most, rate, ready_s)
+        if seen.oldest_wait_s >= (spec.queue_s if seen.rise_per_s2 else max(spec.queue_s, min(ready_s, MAX_WAIT_S))):
             text = f"a request has waited for {seen.oldest_wait_s:.3g} s, of {spec.queue_s:g} s"
             needs.append(Need("wait", seen.ready + 1, text))
     if spec.in_flight is not None and (seen.load is not None or seen.load_now is not None):
@@ -288,57 +258,14 @@ def needs_of(spec: Spec, seen: Seen) -> tuple[Need, ...]:
     return tuple(needs)
 
 
-def surge_per_s(seen: Seen, each: float, replicas: int) -> float:
-    """Requests per second of the last seconds that so many replicas, of ``each`` requests per second, do not serve soon
-    enough; 0: there are none.
-
-    A surge counts where some of its requests would still wait when a new replica is ready. Before that, the running
-    ones serve as many as they can, beside the rate over a minute and what is still to come of the surge.
-    """
-    rate = seen.rate_per_s or 0.0
-    horizon_s = UNKNOWN_READY_S if seen.ready_s is None else seen.ready_s
-    found = 0.0
-    for surge in seen.surges:
-        asked = surge.arrivals + rate * horizon_s + _to_come(surge, rate, horizon_s)
-        if asked > _begun(seen, each, replicas, surge.seconds + horizon_s):
-            found = max(found, _until_ready(surge, rate, horizon_s))
-    return found
-
-
-def _begun(seen: Seen, each: float, replicas: int, seconds: float) -> float:
-    """Requests that begin within some seconds: as many as end, and those that the replicas have room for at once."""
-    room = 0.0
-    if seen.together:
-        room = max(0.0, replicas * seen.together - seen.in_flight)
-        room += seen.in_flight / seen.together * each * seconds
-    return max(replicas * each * seconds, room)
-
-
-def _until_ready(surge: Surge, rate: float, horizon_s: float) -> float:
-    """The mean rate until a new replica is ready."""
-    part = min(1.0, surge.lasts_s / horizon_s) if horizon_s > 0 else 1.0
-    return rate + max(0.0, surge.per_s - rate) * part
-
-
-def _to_come(surge: Surge, rate: float, horizon_s: float) -> float:
-    """The requests beyond a rate that come until then, if they go on as they did without the busiest moment."""
-    return max(0.0, surge.rest_per_s - rate) * min(surge.lasts_s, horizon_s)
-
-
-def _backlog(spec: Spec, seen: Seen, each: float, ready_s: float) -> list[Need]:
-    """What the waiting requests need, where a replica serves ``each`` requests per second; none: they wait briefly, or
-    are served before another replica is ready."""
+def _backlog(spec: Spec, seen: Seen, each: float, arriving: float, ready_s: float) -> list[Need]:
+    """What the waiting requests need, where a replica serves ``each`` requests per second; none: they wait briefly."""
     if seen.waiting <= seen.ready * each * spec.queue_s:
         return []
-    horizon_s, rate = max(ready_s, spec.queue_s), seen.rate_per_s or 0.0
-    latest = (*seen.surges, *seen.recent)
-    to_come = rate * horizon_s + max([_to_come(one, rate, horizon_s) for one in latest], default=0.0)
-    left = max(0.0, seen.waiting + to_come - seen.ready * each * horizon_s)
-    arriving = max([rate, *(_until_ready(one, rate, horizon_s) for one in latest)])
-    # A new replica begins as many at once as the others have in work, all of which are full.
-    taken = seen.in_flight / max(1, seen.ready) + each * DRAIN * horizon_s
-    count = _ceil(arriving / each + left / taken) if left else 0
-    text = f"{seen.waiting} waiting and {to_come:.3g} to come leave {left:.3g} in {horizon_s:.3g} s"
+    horizon_s = max(ready_s, spec.queue_s)
+    left = max(0.0, seen.waiting + (arriving - seen.ready * each) * horizon_s)
+    count = _ceil(arriving / each + left / (each * horizon_s)) if left else 0
+    text = f"{seen.waiting} waiting and {arriving:.3g} requests/s leave {left:.3g} in {horizon_s:.3g} s"
     return [Need("backlog", count, text)]
 
 
@@ -371,11 +298,7 @@ def holding(spec: Spec, seen: Seen, needs: tuple[Need, ...]) -> int:
         if seen.rate_per_s is None:
             return current
         part = LOW if spec.duty is None else min(LOW, spec.duty * LOW / HIGH)
-        slower = each * part / HIGH
-        surged = next(
-            n for n in range(current + 1) if n == current or surge_per_s(seen, slower, n) <= n * slower * HIGH
-        )
-        counts += [_ceil(seen.rate_per_s / (each * part)), surged]
+        counts.append(_ceil(max(seen.rate_per_s, seen.surge_per_s) / (each * part)))
         is_known = True
     if spec.in_flight is not None:
         if seen.load_now is None:

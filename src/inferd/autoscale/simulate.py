@@ -251,7 +251,7 @@ class Scaler:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._meter = Meter(spec.queue_s)
+        self._meter = Meter()
         self._past = Past()
 
     def __call__(self, view: View) -> tuple[int, str]:
