@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,21 @@ def test_the_speed_of_a_replica_is_that_while_requests_wait() -> None:
     assert meter.served_per_s == pytest.approx(2.0)
     meter.forget_speed()
     assert meter.served_per_s is None
+
+
+@given(st.integers(1, 64), st.integers(1, 90), st.integers(0, 4))
+def test_the_first_ends_of_requests_that_began_together_are_no_speed(together: int, seconds: int, spread: int) -> None:
+    """A replica works at so many, each for so many seconds. They begin within some seconds, and others wait."""
+    meter = Meter()
+    starts = sorted(min(spread, seconds - 1) * one / together for one in range(together))
+    for step in range(10 * 3 * seconds):
+        at = step * 0.1
+        ended = sum(max(0, math.floor((at - start) / seconds + 1e-9)) for start in starts)
+        meter.add(Sample(at, 10_000, ended, 100, together, 1, 1))
+        speed = meter.served_per_s
+        if speed is not None:
+            assert 0.5 <= speed * seconds / together <= 2.1, "what is said first is not far off"
+    assert meter.served_per_s is not None or together * 2 < SOUND_ENDS
 
 
 def test_the_seconds_of_a_request_are_those_without_waiting_ones() -> None:

@@ -35,6 +35,10 @@ SOUND_S: Final = 10.0
 SOUND_ENDS: Final = 5
 """Ends while requests waited, below which the speed of a replica is not known."""
 
+TURNS: Final = 1.5
+"""So many times over, all requests that a replica works at end before its speed is known. Those that began together end
+together: a few ends are mostly too slow, because it is long until the first of them, or too fast."""
+
 SPEED_S: Final = 30.0
 """Seconds of a replica's work, with requests waiting, that its speed is measured over; likewise of requests' work, with
 none waiting, that their seconds are measured over."""
@@ -75,21 +79,22 @@ class _Ends:
 
     def __init__(self) -> None:
         self._noted: deque[tuple[float, int]] = deque()
+        self.least: float = SOUND_ENDS
+        """Ends below which nothing is known."""
         self.work_s = 0.0
         self.number = 0
+        self.is_sound = False
 
     def note(self, work_s: float, number: int) -> None:
         self._noted.append((work_s, number))
         self.work_s += work_s
         self.number += number
-        while self.work_s - self._noted[0][0] >= SPEED_S and self.number - self._noted[0][1] >= SOUND_ENDS:
+        while self.work_s - self._noted[0][0] >= SPEED_S and self.number - self._noted[0][1] >= self.least:
             old_s, old = self._noted.popleft()
             self.work_s -= old_s
             self.number -= old
-
-    @property
-    def is_sound(self) -> bool:
-        return self.number >= SOUND_ENDS and self.work_s > 0
+        if self.number >= self.least and self.work_s > 0:
+            self.is_sound = True  # also where a replica works at more requests from now on
 
 
 class Meter:
@@ -119,6 +124,7 @@ class Meter:
                 load_s = before.load_s + span_s * (last.waiting + last.in_flight)
                 busy_s = before.busy_s + span_s * last.busy
                 if last.waiting and sample.waiting and min(last.ready, sample.ready):
+                    self._crowded.least = max(SOUND_ENDS, TURNS * last.in_flight / last.ready)
                     self._crowded.note(span_s * last.ready, sample.ended - last.ended)
                 elif not last.waiting and not sample.waiting:
                     self._uncrowded.note(span_s * last.in_flight, sample.ended - last.ended)
