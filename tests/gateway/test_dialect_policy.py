@@ -45,7 +45,6 @@ CHOICES: dict[str, Any] = {  # that name the tool, in the form of the dialect
 }
 FUNCTION = {"type": "function", "name": "t"}
 CHAT_TOOLS = [{"type": "function", "function": {"name": "t"}}]
-ITEMS: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 OTHER_TYPES: list[tuple[str, dict[str, Any], str]] = [  # with keys that objects of another type have
     ("/v1/chat/completions",
      {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "image_url": {"url": "u"}}]}]},
@@ -163,3 +162,25 @@ def test_a_format_with_a_key_of_another_type_is_refused(server: Running, form: d
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, f"response_format.{name}")
     assert f'where response_format.type is "{form["type"]}"' in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        ({"type": "json_schema", "schema": {"type": "object"}}, 'response_format.json_schema.schema or response_format.type "json_object"'),
+        ({"type": "json_schema", "triggers": ["<"]}, 'send response_format.type "structural_tag" with it'),
+    ],
+)  # fmt: skip
+def test_the_refusal_of_a_key_says_where_it_has_an_effect(server: Running, form: dict[str, Any], place: str) -> None:
+    reply = post(server, "/v1/chat/completions", {**MESSAGES, "response_format": form})
+    assert place in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("tag", [5, ["x"], {"type": 5}])
+def test_json_of_a_free_form_that_has_the_tag_of_a_type_is_no_object_of_it(
+    server: Running, path: str, tag: object
+) -> None:
+    block = {"type": "tool_result", "tool_use_id": "c", "content": {"type": tag, "content": [{"type": tag}]}}
+    reply = post(server, path, {**BODIES[path], "messages": [{"role": "user", "content": [block]}]})
+    assert reply.status_code == 400, reply.text

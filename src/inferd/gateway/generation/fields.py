@@ -73,21 +73,32 @@ class _Shape(NamedTuple):
     default: str  # its value where it is absent
 
     def used_in(self, fields: dict[str, Raw], at: str) -> frozenset[str]:
-        """The keys that have an effect in an object with these fields. Raises InvalidRequest for those of another type
-        where unknown keys are refused."""
+        """The keys that have an effect in an object with these fields. All have where the tag is no text: the object is
+        JSON of any form, which a union has beside the type. Raises InvalidRequest for keys of another type where
+        unknown keys are refused."""
         if not self.tag:
             return self.used
-        kind = _tag.decode(fields[self.tag]) if is_given(fields.get(self.tag, UNSET)) else self.default
+        kind, tag = self.default, fields.get(self.tag, UNSET)
+        if tag is not UNSET and is_given(tag):
+            if bytes(memoryview(tag)[:1]) != b'"':
+                return self.used
+            kind = _tag.decode(tag)
         used = self.by_kind.get(kind, self.used)
         for name in fields if self.is_strict else ():
             if name in self.used - used and is_given(fields[name]):
                 raise invalid(
                     f"{at}{name}",
-                    f"{at}{name} has no effect where {at}{self.tag} is {shown(kind)}; leave it out, or send the type "
-                    "that has it.",
+                    f"{at}{name} has no effect where {at}{self.tag} is {shown(kind)}; leave it out, or send "
+                    f"{self._place_of(name, used, at)}.",
                     "unknown_parameter",
                 )
         return used
+
+    def _place_of(self, name: str, used: frozenset[str], at: str) -> str:
+        """Where a key of another type has an effect: within the fields ``used``, and beside another tag."""
+        inside = (f"{at}{key}.{name}" for key in used if key in self.inner and name in _shape_of(self.inner[key]).used)
+        beside = (f"{at}{self.tag} {shown(kind)} with it" for kind, names in self.by_kind.items() if name in names)
+        return " or ".join((*inside, *beside))
 
 
 def _find_unused(value: Raw, wire: type[msgspec.Struct], at: str, found: dict[str, None], levels: int) -> None:
