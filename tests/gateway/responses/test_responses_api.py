@@ -588,9 +588,12 @@ def test_a_change_of_the_effort_within_a_conversation_is_listed(server: Running)
 
 def test_allowed_tools_and_custom_choices(server: Running) -> None:
     tools = [WEATHER, PATCH, {"type": "namespace", "name": "n", "description": "", "tools": [{**WEATHER, "name": "f"}]}]
-    allowed = [{"type": "function", "name": "f"}, {"type": "custom", "name": "apply_patch"}, {"type": "web_search"}]
-    reply = ask(server, {"tools": tools, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": allowed}})
-    assert reply.headers["x-inferd-ignored-params"] == "tool_choice.web_search"
+    remote = {"type": "mcp", "server_label": "x"}
+    allowed = [{"type": "function", "name": "f"}, {"type": "custom", "name": "apply_patch"}, remote]
+    chosen = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+    reply = ask(server, {"tools": tools, "tool_choice": chosen})
+    assert reply.headers["x-inferd-ignored-params"] == "tool_choice.tools.server_label,tool_choice.mcp"
+    assert reply.json()["tool_choice"] == chosen
     places = ("tools[0].parameters", "tools[1].format", "tools[2].tools[0].parameters")
     assert form_of(server).tools == ToolUse(names=("n__f", "apply_patch"), places=places)
     told(server, {"tools": tools, "tool_choice": {"type": "custom", "name": "apply_patch"}})

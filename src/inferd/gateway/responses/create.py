@@ -47,8 +47,10 @@ from inferd.gateway.responses.wire import (
     PromptFields,
     ResponseObject,
     ResponsesRequest,
+    ToolChoice,
     input_tokens_decoder,
     responses_decoder,
+    sent_choice_decoder,
 )
 from inferd.gateway.runs import Run, Runs, follow
 from inferd.gateway.stages import answer_of
@@ -90,7 +92,7 @@ async def create_response(context: Context, call: Call, rest: str) -> Answer:
     options = Options(stream=call.stream, form=form, lowers_max_tokens=True)
     begun_at = clock.wall() if run is None else run.created_at
     shape = Shape(
-        _unfinished(body, model, tools, run, int(begun_at), is_stored=store is not None),
+        _unfinished(raw, body, model, tools, run, int(begun_at), is_stored=store is not None),
         tools.by_name,
         top=(body.top_logprobs or 0) if wants_logprobs(body) else None,
         keeps_encrypted=wants_encrypted(body),
@@ -163,10 +165,20 @@ def _check_local(model: ModelStatus) -> None:
 
 
 def _unfinished(
-    body: ResponsesRequest, model: ModelStatus, tools: Tools, run: Run | None, created_at: int, *, is_stored: bool
+    raw: bytes,
+    body: ResponsesRequest,
+    model: ModelStatus,
+    tools: Tools,
+    run: Run | None,
+    created_at: int,
+    *,
+    is_stored: bool,
 ) -> ResponseObject:
     """The response before its first item, with the fields of its request."""
     conversation = conversation_id(body)
+    chosen = (
+        sent_choice_decoder.decode(raw).tool_choice if isinstance(body.tool_choice, ToolChoice) else body.tool_choice
+    )
     return ResponseObject(
         id=response_id() if run is None else run.id,
         created_at=created_at,
@@ -186,7 +198,7 @@ def _unfinished(
         store=is_stored,
         temperature=body.temperature,
         text=text_echo(body.text),
-        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tool_choice="auto" if chosen is None else chosen,
         tools=tools.echo,
         top_logprobs=body.top_logprobs or 0,
         top_p=body.top_p,

@@ -53,7 +53,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: Ignored = UNSET
 
 
-class ToolChoice(msgspec.Struct, frozen=True, omit_defaults=True):
+class ToolChoice(msgspec.Struct, frozen=True):
     """A tool that must be called, or the tools that may be."""
 
     type: str
@@ -131,9 +131,16 @@ class SentItems(msgspec.Struct, frozen=True):
     input: str | list[JSON] | None = None
 
 
+class SentChoice(msgspec.Struct, frozen=True):
+    """The ``tool_choice`` of a request as the client sent it, with the keys without effect."""
+
+    tool_choice: str | JSON | None = None
+
+
 responses_decoder: Final = msgspec.json.Decoder(ResponsesRequest)
 input_tokens_decoder: Final = msgspec.json.Decoder(InputTokensRequest)
 sent_items_decoder: Final = msgspec.json.Decoder(SentItems)
+sent_choice_decoder: Final = msgspec.json.Decoder(SentChoice)
 item_decoder: Final = msgspec.json.Decoder(InputItem)
 
 # -- answers -----------------------------------------------------------------------------------
@@ -257,7 +264,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True, tag="response", 
     store: bool
     temperature: float | None
     text: JSON
-    tool_choice: str | ToolChoice
+    tool_choice: str | JSON
     tools: list[JSON]
     top_logprobs: int
     top_p: float | None
