@@ -52,7 +52,7 @@ def test_neither_the_order_of_fields_nor_spaces_nor_nulls_matter(body, random) -
 def test_different_requests_have_different_keys(one, other) -> None:  # type: ignore[no-untyped-def]
     means = [canonical(json.dumps(body).encode()) for body in (one, other)]
     assert (means[0] == means[1]) == (key(json.dumps(one).encode()) == key(json.dumps(other).encode()))
-    left_out = ("stream", "stream_options", "timeout", "priority")
+    left_out = ("stream", "stream_options", "timeout", "priority", "request_id")
     meant = [{k: v for k, v in body.items() if v is not None and k not in left_out} for body in (one, other)]
     same = json.dumps(meant[0], sort_keys=True) == json.dumps(meant[1], sort_keys=True)  # 1 and True are not the same
     assert same == (means[0] == means[1])
@@ -65,7 +65,7 @@ def test_defaults_of_a_decoded_request_do_not_matter() -> None:
 
 
 def test_how_an_answer_travels_is_not_what_it_says() -> None:
-    plain, streamed = b'{"a": 1}', b'{"stream": true, "stream_options": {"include_usage": true}, "timeout": 3, "a": 1}'
+    plain, streamed = b'{"a": 1}', b'{"stream": true, "stream_options": {}, "timeout": 3, "request_id": "r", "a": 1}'
     assert canonical(plain) == canonical(streamed)
     forms = {cache_key("a", "m", "f", PATH, plain, stream=stream) for stream in (True, False)}
     assert len(forms) == 2  # but the bytes that are kept differ

@@ -15,7 +15,7 @@ TENANT_BYTES = 16
 
 # Fields that affect the delivery of an answer and not its content. Whether it is streamed is a part of the key,
 # because the stored bytes differ.
-_DELIVERY = ("stream", "stream_options", "timeout", "priority")
+_DELIVERY = ("stream", "stream_options", "timeout", "priority", "request_id")
 
 _decode = msgspec.json.Decoder(dict[str, object]).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
