@@ -567,6 +567,16 @@ def test_the_field_that_bans_every_token_is_named() -> None:
     assert [error.param for error in found if isinstance(error, InvalidRequest)] == ["bad_words", "min_tokens"]
 
 
+def test_only_what_bans_a_token_at_this_place_is_named() -> None:
+    begun = tuple([(5, i) for i in range(VOCAB)])  # complete behind token 5 alone
+    rows = [row(SamplingParams(), bad=begun, output=[5]), row(SamplingParams(), bad=begun), row(SamplingParams())]
+    none_left = torch.full((3, VOCAB), -math.inf)
+    banned, *failed = Sampler(VOCAB).draw(none_left, rows).results
+    assert isinstance(banned, InvalidRequest)
+    assert banned.param == "bad_words"
+    assert all(isinstance(error, InternalError) for error in failed)  # the model's fault
+
+
 def test_a_prompt_whose_logits_are_not_numbers_is_an_error() -> None:
     with pytest.raises(InternalError):
         Sampler(4).prompt_logprobs(torch.full((1, 4), math.nan), [0], 1)

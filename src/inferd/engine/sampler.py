@@ -293,12 +293,12 @@ def _completing(word: tuple[int, ...], output_ids: list[int]) -> int | None:
 
 def _unsampled(best: float, row: SampleRow) -> InferdError:
     """Why no token of a row was chosen. ``best``: the highest of its logits."""
-    if best == -math.inf:
-        causes = [name for name, bans in _bans_of(row) if bans]
+    causes = [name for name, bans in _bans_of(row) if bans]
+    if best == -math.inf and causes:
         return InvalidRequest(
             f"Every token is banned: {', '.join(causes)} and the form of the answer together leave nothing to "
             "generate. Loosen one of them.",
-            param=causes[0] if causes else None,
+            param=causes[0],
         )
     return _not_finite()
 
@@ -308,7 +308,7 @@ def _bans_of(row: SampleRow) -> tuple[tuple[str, bool], ...]:
     sampling = row.sampling
     return (
         ("allowed_token_ids", sampling.allowed_token_ids is not None),
-        ("bad_words", bool(row.bad_words)),
+        ("bad_words", any(_completing(word, row.output_ids) is not None for word in row.bad_words)),
         ("min_tokens", len(row.output_ids) < sampling.min_tokens),
     )
 
