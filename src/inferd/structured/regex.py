@@ -56,16 +56,20 @@ _KNOWN_LETTERS: Final = frozenset("dDwWsSpPxuUntrfvaAz")
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _BRACED: Final = re.compile(r"\{([0-9A-Fa-f]+)\}")
 _COUNT: Final = re.compile(r"\{\s*([0-9]+)\s*(,\s*([0-9]*)\s*)?\}")
-_NAME: Final = re.compile(r"\(\?P?<([A-Za-z_][A-Za-z0-9_.\[\]]*)>")
+_NAME: Final = re.compile(r"\(\?P?<([^\W\d][\w.\[\]]*)>")
 _FLAG_GROUP: Final = re.compile(rf"\(\?([{_FLAGS}]*(?:-[{_FLAGS}]+)?)([:)])")
 _PROPERTY: Final = re.compile(r"\\[pP](?:\{\^?[^{}]+\}|[A-Za-z])")
 _MOST_COUNT: Final = 1_000_000
 _LARGEST_CODE: Final = 0x10FFFF
 
 
-def check(pattern: str) -> None:
-    """Raise ``Fault`` where the pattern has a construct that no mask enforces, or is not well formed."""
-    _Scan(pattern).run()
+def check(pattern: str, *, in_ecma: bool = False) -> None:
+    """Raise ``Fault`` where the pattern has a construct that no mask enforces, or is not well formed.
+
+    ``in_ecma``: the pattern is one of a schema, in the syntax of ECMA 262. There ``[`` is a character of a class, no
+    class stands within another one, ``\\a`` and ``**`` stand for nothing, and a group may have the name of another.
+    """
+    _Scan(pattern, in_ecma=in_ecma).run()
 
 
 def fault_of(pattern: str, problem: str) -> Fault:
@@ -116,8 +120,10 @@ _OPENING: Final = re.compile(r"(?:\(|\||\(\?[a-zA-Z-]*:|\(\?P?<\w+>|\^)\Z")
 class _Scan:
     """One walk over a pattern."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, *, in_ecma: bool) -> None:
         self._pattern = pattern
+        self._in_ecma = in_ecma
+        self._no_range = ("]", "") if in_ecma else ("]", "-", "")  # behind a '-' that is a character of a class
         self._at = 0
         self._open: list[int] = []  # where the groups begin that are not closed
         self._names: set[str] = set()
@@ -181,6 +187,8 @@ class _Scan:
             self._fail(f"\\{following} names no property", "write one such as '\\p{Letter}' or '\\pL'")
         if following in _HEX_DIGITS:
             return self._hexadecimal(following)
+        if following == "a" and self._in_ecma and not in_class:
+            self._fail("\\a is a control character, which no mask enforces", "leave it out")
         if following.isalpha() and (not following.isascii() or following not in _KNOWN_LETTERS):
             self._fail(f"the escape \\{following} is unknown", "leave the backslash out for the character")
         if not following.isascii():
@@ -222,7 +230,7 @@ class _Scan:
                 opened.pop()
                 self._step(1, can_repeat=True)
                 last = ""
-            elif character == "[":
+            elif character == "[" and not self._in_ecma:
                 named = _POSIX.match(pattern, self._at)
                 if named is not None:
                     if named[1] not in _POSIX_NAMES:
@@ -232,7 +240,7 @@ class _Scan:
                     opened.append(self._at)
                     self._begin_class()
                 last = ""
-            elif character == "-" and last != "" and pattern[self._at + 1 : self._at + 2] not in ("]", "-", ""):
+            elif character == "-" and last != "" and pattern[self._at + 1 : self._at + 2] not in self._no_range:
                 self._range(last)
                 last = ""
             else:
@@ -258,7 +266,7 @@ class _Scan:
         if first is None:
             self._fail("a class stands at an end of a range", "write '\\-' for the character")
         self._at += 1
-        if self._pattern[self._at] == "[":
+        if self._pattern[self._at] == "[" and not self._in_ecma:
             self._fail("the range has no end", "write '\\-' for the character", start)
         last = self._member()
         if last is None:
@@ -279,7 +287,7 @@ class _Scan:
         if pattern.startswith("(?", start):
             named, flags = _NAME.match(pattern, start), _FLAG_GROUP.match(pattern, start)
             if named is not None:
-                if named[1] in self._names:
+                if named[1] in self._names and not self._in_ecma:
                     self._fail(f"the group {named[1]!r} is there twice", "leave the names of groups out")
                 self._names.add(named[1])
                 length = len(named[0])
@@ -304,6 +312,11 @@ class _Scan:
         self._at += 1
         if self._pattern[self._at : self._at + 1] == "?":  # a lazy one, which matches the same whole texts
             self._at += 1
+        self._end_repetition()
+
+    def _end_repetition(self) -> None:
+        if self._in_ecma and self._pattern[self._at : self._at + 1] == "*":
+            self._fail("a repetition stands behind another one", "put the first one between '(?:' and ')'")
 
     def _count(self) -> None:
         if not self._can_repeat:
@@ -327,6 +340,7 @@ class _Scan:
         self._at = found.end()
         if self._pattern[self._at : self._at + 1] == "?":
             self._at += 1
+        self._end_repetition()
 
 
 _HEX: Final = frozenset("0123456789abcdefABCDEF")

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import time
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from inferd.gateway.generation.items import InputTool, ToolFormat
 from inferd.gateway.responses.grammars import GrammarError, pattern_of_lark, pattern_of_regex
 from inferd.gateway.responses.tools import Tools
 from inferd.structured.check import Validator
+from inferd.structured.schema.patterns import is_readable
 
 PATCH = r"""
 start: begin_patch hunk+ end_patch
@@ -149,6 +151,12 @@ def test_a_regular_expression_matches_as_a_whole() -> None:
         ("regex", "(?=a)b", "look-ahead"),
         ("regex", "(a{1,999}){1,999}", "over 500000 parts"),
         ("lark", "start: /a(/", "the group is not closed"),
+        ("regex", "x\\a", r"/x\\a/ is not read at line 1, column 2, before .*control character"),
+        ("regex", "a**", r"at line 1, column 3, before '\*': a repetition stands behind another one"),
+        ("regex", "a{2}*", r"at line 1, column 5, before '\*': a repetition stands behind another one"),
+        ("regex", "[a--b]", r"at line 1, column 2, before 'a--b\]': the range 'a'-'-' is empty"),
+        ("regex", "a" * 80 + "(" + "a" * 80, r"/a{80}\.\.\./ is not read at line 1, column 81"),
+        ("regex", "a" * 65_537, "has 65537 characters, and at most 65536 are read"),
     ],
 )
 def test_an_expression_that_is_not_read_is_refused_where_it_is_written(
@@ -158,6 +166,50 @@ def test_an_expression_that_is_not_read_is_refused_where_it_is_written(
     with pytest.raises(InvalidRequest, match=reason) as caught:
         Tools([InputTool("custom", "f", format=given)])
     assert caught.value.param == "tools[0].format.definition"
+
+
+@pytest.mark.parametrize(
+    ("read", "definition", "texts"),
+    [
+        (pattern_of_regex, r"[^[\]]+", ("ab",)),
+        (pattern_of_regex, r"[!-/:-@[-`{-~]+", ("![`~",)),
+        (pattern_of_regex, "(?<n>a)|(?<n>b)", ("a", "b")),
+        (pattern_of_regex, "(?<é>a)", ("a",)),
+        (pattern_of_lark, 'start: "[" /[^[]+/', ("[a",)),
+        (pattern_of_lark, "start: /[[a-z]+/", ("[a",)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")  # of Python, which reads the pattern here
+def test_classes_and_names_are_those_of_ecma(
+    read: Callable[[str], str], definition: str, texts: tuple[str, ...]
+) -> None:
+    pattern = read(definition)
+    assert is_readable(pattern)
+    assert all(matches(pattern, text) for text in texts)
+    assert not matches(pattern, "")
+
+
+@pytest.mark.parametrize("end", ["start: a a a b", 'start: "c"\n%ignore a\n%ignore a\n%ignore a\n%ignore b'])
+def test_a_grammar_is_read_no_further_than_its_expression_may_be_long(end: str) -> None:
+    with pytest.raises(GrammarError, match="over 65536 characters"):  # before b, which is not defined
+        pattern_of_lark(f'a: "{"x" * 30_000}"\n{end}')
+
+
+def test_blank_lines_are_looked_at_once() -> None:
+    began = time.process_time()
+    assert pattern_of_lark('start: "a"' + "\n" * 20_000 + '| "b"') == "^(?:(?:(?:a)|(?:b)))$"
+    assert time.process_time() - began < 5
+
+
+def test_the_grammars_of_a_request_have_a_limit_together() -> None:
+    def tools(*definitions: str) -> Tools:
+        forms = [ToolFormat("grammar", "regex", text) for text in definitions]
+        return Tools([InputTool("custom", f"f{i}", format=form) for i, form in enumerate(forms)])
+
+    assert len(tools(*["a" * 60_000] * 60).rendered) == 60  # one grammar of many tools counts once
+    with pytest.raises(InvalidRequest, match="at most 131072 are read") as caught:
+        tools("a" * 60_000, "b" * 60_000, "c" * 60_000)
+    assert caught.value.param == "tools[2].format.definition"
 
 
 def test_masks_enforce_the_grammar_of_a_custom_tool() -> None:

@@ -17,6 +17,7 @@ MAX_CHARS: Final = 65_536
 
 _MAX_DEPTH: Final = 100  # of names within names and of parentheses
 _MAX_REPEATS: Final = 1000
+_SHOWN: Final = 80  # characters of an expression that is not read
 
 _COMMON: Final = {
     "CR": r"\r",
@@ -52,7 +53,9 @@ _TOKENS: Final = re.compile(
     r"|(?P<directive>%[a-z_]+)"
     r"|(?P<other>.)",
 )
-_REGEX_PIECE: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P?<[A-Za-z_]\w*>|\(\?[a-zA-Z-]+[:)]|.", re.DOTALL)
+_REGEX_PIECE: Final = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P?<[^\W\d][\w.\[\]]*>|\(\?[a-zA-Z-]+[:)]|.", re.DOTALL
+)
 _STRING_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))")
 _SHORT: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "b": "\b"}
 
@@ -63,6 +66,10 @@ class GrammarError(Exception):
 
 def pattern_of_regex(definition: str) -> str:
     """The pattern of the texts that match a regular expression (Rust's syntax) as a whole. Raises GrammarError."""
+    if len(definition) > MAX_CHARS:
+        raise GrammarError(
+            f"the expression has {len(definition)} characters, and at most {MAX_CHARS} are read; shorten it"
+        )
     return _whole(_in_ecma(definition, ""))
 
 
@@ -75,9 +82,13 @@ def pattern_of_lark(definition: str) -> str:
     return _whole(_Grammar(_Reader(definition)).start())
 
 
-def _whole(body: str) -> str:
-    if len(body) > MAX_CHARS:
+def _check_length(num_chars: int) -> None:
+    if num_chars > MAX_CHARS:
         raise GrammarError(f"its regular expression has over {MAX_CHARS} characters; use a simpler grammar")
+
+
+def _whole(body: str) -> str:
+    _check_length(len(body))
     return f"^(?:{body})$"
 
 
@@ -101,7 +112,8 @@ class _Reader:
             kind = found.lastgroup or ""
             if kind == "other":
                 raise GrammarError(f"the character {found[0]!r} has no meaning in Lark at this place")
-            if kind != "space":
+            is_blank_line = kind == "line" and bool(self.tokens) and self.tokens[-1].kind == "line"
+            if kind != "space" and not is_blank_line:
                 self.tokens.append(_Token(kind, found[0]))
 
     def peek(self, ahead: int = 0) -> _Token:
@@ -172,10 +184,12 @@ class _Grammar:
             self._written.pop(name, None)
         for name in self._bodies:
             self._written.pop(name, None)
-        parts = []
+        parts, length = [], 0
         for place in ignored:
             reader.at = place
             parts.append(self._alternatives(in_rule=False, depth=0))
+            length += len(parts[-1])
+            _check_length(length)
         if parts:
             self._ignored = f"(?:{'|'.join(parts)})*"
 
@@ -243,10 +257,13 @@ class _Grammar:
             raise GrammarError(f"more than {_MAX_DEPTH} parentheses stand within each other; use a simpler grammar")
         reader = self._reader
         ways: list[str] = []
+        length = 0  # of the parts, so that no more of them are kept than may be written
         while True:
             parts: list[str] = []
             while (part := self._item(in_rule=in_rule, depth=depth)) is not None:
                 parts.append(part)
+                length += len(part)
+                _check_length(length)
             ways.append("".join(parts))
             if reader.takes("->"):
                 reader.next()  # an alias, which changes no language
@@ -257,8 +274,7 @@ class _Grammar:
         if depth == 0 and reader.peek().kind not in ("line", "end"):
             raise GrammarError(f"{reader.peek().text!r} is not expected here")
         body = ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
-        if len(body) > MAX_CHARS:
-            raise GrammarError(f"its regular expression has over {MAX_CHARS} characters; use a simpler grammar")
+        _check_length(len(body))
         return body
 
     def _item(self, *, in_rule: bool, depth: int) -> str | None:
@@ -353,9 +369,10 @@ def _in_ecma(regex: str, flags: str) -> str:
     if set(flags) - {"s", "u", "l"}:
         raise GrammarError(f"the flags {flags!r} of a regular expression are not supported; write out what they mean")
     try:
-        check(regex)
+        check(regex, in_ecma=True)
     except Fault as fault:
-        raise GrammarError(f"the expression /{regex}/ is not read {fault}") from None
+        named = regex if len(regex) <= _SHOWN else f"{regex[:_SHOWN]}..."
+        raise GrammarError(f"the expression /{named}/ is not read {fault}") from None
     dot = r"[\s\S]" if "s" in flags else r"[^\n]"
     pieces: list[str] = []
     for piece in _REGEX_PIECE.findall(regex):

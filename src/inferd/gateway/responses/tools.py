@@ -19,6 +19,9 @@ from inferd.gateway.responses.wire import PromptFields, ToolChoice
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SYNTAXES: Final = {"lark": pattern_of_lark, "regex": pattern_of_regex}
+MAX_DEFINITIONS_CHARS: Final = 131_072
+"""Of the grammars of a request together. Each is counted once, however many tools have it."""
+
 _MODES: Final = ("none", "auto", "required")
 _REMEDY: Final = (
     'Send \'none\', \'auto\', \'required\', {"type": "function", "name": ...}, {"type": "custom", "name": ...} '
@@ -37,7 +40,7 @@ class OwnTool(NamedTuple):
 class Tools:
     """The tools of a request."""
 
-    __slots__ = ("_at", "_list", "_places", "by_name", "echo", "left_out", "rendered")
+    __slots__ = ("_at", "_list", "_patterns", "_places", "by_name", "echo", "left_out", "rendered")
 
     def __init__(self, given: Iterable[InputTool] | None) -> None:
         """Raises InvalidRequest."""
@@ -46,6 +49,7 @@ class Tools:
         self.by_name: dict[str, OwnTool] = {}  # by the names that the model sees
         self._at: dict[str, str] = {}
         self._places: list[str] = []  # of the schemas, as ``ToolUse.places``
+        self._patterns: dict[tuple[str, str], str] = {}  # by syntax and definition
         self._list = "tools"  # the field whose tools are taken
         self.echo = self._take_all(given or ())
 
@@ -93,7 +97,7 @@ class Tools:
         description = "\n".join(text for text in (about, tool.description) if text)
         self._at[flat] = at
         if tool.type == "custom":
-            parameters, format_echo, hint = _custom(tool.format, f"{at}.format")
+            parameters, format_echo, hint = self._custom(tool.format, f"{at}.format")
             description = "\n\n".join(text for text in (description, hint) if text)
             function: JSON = {"name": flat, "description": description, "parameters": parameters}
             if "pattern" in parameters["properties"][INPUT]:
@@ -221,6 +225,44 @@ class Tools:
                 "custom or namespace.",
             )
 
+    def _custom(self, given: ToolFormat | None, at: str) -> tuple[JSON, JSON, str]:
+        """The parameters of the function for a custom tool, its format as the response has it, and its format in words
+        for the model. Raises InvalidRequest."""
+        text: JSON = {"type": "string"}
+        echo: JSON = {"type": "text"}
+        hint = ""
+        if given is not None and given.type == "grammar":
+            if given.syntax not in _SYNTAXES:
+                raise invalid(f"{at}.syntax", f"{at}.syntax must be 'lark' or 'regex', not {shown(given.syntax)}.")
+            if not given.definition:
+                raise invalid(f"{at}.definition", f"{at}.definition is missing; send the grammar.")
+            text["pattern"] = self._pattern(given.syntax, given.definition, f"{at}.definition")
+            echo = {"type": "grammar", "syntax": given.syntax, "definition": given.definition}
+            hint = f"The input matches this {given.syntax}:\n{given.definition}"
+        elif given is not None and given.type != "text":
+            raise invalid(f"{at}.type", f"{at}.type must be 'text' or 'grammar', not {shown(given.type)}.")
+        parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+        return parameters, echo, hint
+
+    def _pattern(self, syntax: str, definition: str, at: str) -> str:
+        """The pattern of a grammar's sentences. Raises InvalidRequest."""
+        known = self._patterns.get((syntax, definition))
+        if known is not None:
+            return known
+        num_chars = len(definition) + sum(len(other) for _, other in self._patterns)
+        if num_chars > MAX_DEFINITIONS_CHARS:
+            raise invalid(
+                at,
+                f"{at}: the grammars of the request have {num_chars} characters up to this one; at most "
+                f"{MAX_DEFINITIONS_CHARS} are read. Shorten them, or leave the format of some tools out.",
+                "unsupported_schema",
+            )
+        try:
+            made = self._patterns[syntax, definition] = _SYNTAXES[syntax](definition)
+        except GrammarError as error:
+            raise invalid(at, f"{at}: {error}.", "unsupported_schema") from None
+        return made
+
 
 def add_tools(tools: Tools, items: Sequence[Placed]) -> None:
     """Add the tools that items of the conversation bring. Raises InvalidRequest."""
@@ -243,26 +285,3 @@ def _name_of(tool: InputTool, at: str) -> str:
     if name is None or _NAME.fullmatch(name) is None:
         raise invalid(f"{at}.name", f"{at}.name must be 1 to 128 of the characters A-Z a-z 0-9 _ -, not {shown(name)}.")
     return name
-
-
-def _custom(given: ToolFormat | None, at: str) -> tuple[JSON, JSON, str]:
-    """The parameters of the function for a custom tool, its format as the response has it, and its format in words for
-    the model. Raises InvalidRequest."""
-    text: JSON = {"type": "string"}
-    echo: JSON = {"type": "text"}
-    hint = ""
-    if given is not None and given.type == "grammar":
-        if given.syntax not in _SYNTAXES:
-            raise invalid(f"{at}.syntax", f"{at}.syntax must be 'lark' or 'regex', not {shown(given.syntax)}.")
-        if not given.definition:
-            raise invalid(f"{at}.definition", f"{at}.definition is missing; send the grammar.")
-        try:
-            text["pattern"] = _SYNTAXES[given.syntax](given.definition)
-        except GrammarError as error:
-            raise invalid(f"{at}.definition", f"{at}.definition: {error}.", "unsupported_schema") from None
-        echo = {"type": "grammar", "syntax": given.syntax, "definition": given.definition}
-        hint = f"The input matches this {given.syntax}:\n{given.definition}"
-    elif given is not None and given.type != "text":
-        raise invalid(f"{at}.type", f"{at}.type must be 'text' or 'grammar', not {shown(given.type)}.")
-    parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-    return parameters, echo, hint

@@ -42,7 +42,7 @@ def is_readable(pattern: str) -> bool:
 def fault_of(pattern: str) -> tuple[str, str]:
     """What is wrong with a pattern that is not readable, and what is accepted instead."""
     try:
-        regex.check(pattern)
+        regex.check(pattern, in_ecma=True)
     except Fault as fault:
         where = place(pattern, fault.offset)
         return f"the pattern {pattern!r} cannot be read {where}: {fault.problem}", fault.remedy
