@@ -31,6 +31,14 @@ def is_bad_utf8(error: Exception) -> bool:
     return isinstance(error, UnicodeDecodeError) or str(error).startswith("Invalid UTF-8")
 
 
+def printable(text: str, limit: int = 64) -> str:
+    """``text`` without control characters and no longer than ``limit`` characters."""
+    cut = text[:limit]
+    if not cut.isprintable():
+        cut = "".join(c if c.isprintable() else " " for c in cut)
+    return cut if len(text) <= limit else cut + "..."
+
+
 class InferdError(Exception):
     """The base of all errors that a user can meet.
 

@@ -64,6 +64,8 @@ def group() -> tuple[GroupLife, list[Part]]:
         ([(2, -9)], "its rank 2 was lost: status -9"),  # rank 0 is still loading, and is killed with it
         ([(WORKER, EXIT_RANK_LOST), (1, LEFT), (2, -9)], "its rank 2 was lost: status -9"),
         ([(WORKER, EXIT_RANK_LOST), (1, LEFT), (2, LEFT)], f"status {EXIT_RANK_LOST}"),  # of a rank beside rank 0
+        ([(1, EXIT_RANK_LOST), (WORKER, EXIT_RANK_LOST), (2, LEFT)], f"status {EXIT_RANK_LOST}"),  # rank 1 told rank 0
+        ([(1, EXIT_RANK_LOST)], f"its rank 1 was lost: status {EXIT_RANK_LOST}"),  # and rank 0 did not read it
         ([(WORKER, -9), (1, LEFT), (2, 1)], "status -9"),
         ([(WORKER, -9)], "status -9"),
     ],

@@ -23,6 +23,7 @@ from inferd.errors import (
     Unauthenticated,
     from_failure,
 )
+from inferd.errors import printable as printable
 from inferd.types import End
 
 
@@ -225,14 +226,6 @@ def error_headers(error: InferdError) -> tuple[tuple[bytes, bytes], ...]:
         return ()
     headers = ((b"retry-after", str(retry_after_s).encode("ascii")),)
     return (*headers, *error.headers) if isinstance(error, QuotaExceeded) else headers
-
-
-def printable(text: str, limit: int = 64) -> str:
-    """``text`` without control characters and no longer than ``limit`` characters."""
-    cut = text[:limit]
-    if not cut.isprintable():
-        cut = "".join(c if c.isprintable() else " " for c in cut)
-    return cut if len(text) <= limit else cut + "..."
 
 
 def shown(value: object, limit: int = 64) -> str:

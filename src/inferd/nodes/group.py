@@ -110,9 +110,14 @@ class GroupLife:
     def reason(self) -> str:
         """Why the group ended, as far as its parts tell: the log of rank 0 may say more."""
         lost = next((rank for rank, life in self._ranks.items() if life.is_machine_lost), self._lost)
-        if lost is None:
+        if lost is None or self._has_told(self._ranks[lost]):
             return self._problem or self._worker.reason
         return f"its rank {lost} was lost: {self._ranks[lost].reason}"
+
+    def _has_told(self, rank: RankLife) -> bool:
+        """Whether the rank ended after it had told rank 0 why, which tells the server more than its status does."""
+        ends = (rank.gone, self._worker.gone)
+        return all(end.done() and end.result() == EXIT_RANK_LOST for end in ends)
 
     def send(self, message: ToWorker) -> None:
         self._worker.send(message)

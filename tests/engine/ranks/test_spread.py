@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,7 @@ from inferd.engine.ranks import rank as rank_module
 from inferd.engine.ranks.lead import Lead
 from inferd.engine.ranks.messages import build
 from inferd.engine.ranks.post import PIECE_BYTES, Line, Post, most_sent_bytes
-from inferd.engine.ranks.watch import MOST_LOOKS, STILL_LOOKS, UNREAD_LOOKS, Report, Stillness
+from inferd.engine.ranks.watch import EXIT_RANK_LOST, MOST_LOOKS, STILL_LOOKS, UNREAD_LOOKS, Report, Stillness
 from inferd.errors import ModelLoadError
 from inferd.registry.source import resolve
 
@@ -222,6 +222,7 @@ def looks_until_lost(told: Callable[[int], Report], meeting: Callable[[int], int
     stillness = Stillness([], far=[lambda: told(look)])
     while not stillness.is_lost(meeting(look)):
         look += 1
+        assert look < 100 * UNREAD_LOOKS, "the group never counts as lost"
     return look
 
 
@@ -349,9 +350,10 @@ def test_what_no_rank_sends_ends_its_connection(head: tuple[int, int, int, int, 
         post.add(Line(beside, 2))
         theirs.sendall(HEAD.pack(*head) + b"1234")
         assert ended.wait(30)
+        theirs.close()
+        far.close()
         with pytest.raises(EOFError):
             post.receive(torch.empty(1), 1)
-        post.lines[2].close()
 
 
 @pytest.mark.parametrize(
@@ -438,7 +440,7 @@ def test_a_rank_that_does_not_read_is_not_waited_for_at_the_end() -> None:
         sending = threading.Thread(target=send)
         sending.start()
         theirs.recv(1)  # it has begun
-        post.refuse("rank 1 sent what no rank sends")
+        post.refuse(1, "rank 1 sent what no rank sends")
         sending.join(30)
     assert not sending.is_alive()
 
@@ -466,6 +468,112 @@ def test_rank_0_tells_the_server_why_its_group_ends(
         made.close()
     assert told == [lengths]
     assert f"{lengths}; the replica ends with all its ranks" in caplog.text
+
+
+KIND = "rank 1 sent a frame of kind 7"
+
+
+def test_rank_0_names_the_rank_at_fault_before_it_ends_the_other_connections() -> None:
+    posts, ended = joined(ANY)
+    heard: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
+    for line in posts[0].lines.values():
+        line.end = lambda why: heard.put(None if ended.empty() else ended.get())  # type: ignore[method-assign]
+    posts[1].lines[0]._socket.sendall(HEAD.pack(4, 7, 0, 0, 0))
+    assert heard.get(timeout=30) == (1, KIND)
+    close(posts)
+
+
+@contextlib.contextmanager
+def lead_and_ranks(folder: Path, told: list[str], count: int) -> Iterator[tuple[Lead, list[socket.socket]]]:
+    """Rank 0 and its connections at the ranks of other machines, which are none but these sockets."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(1, count)]
+        for rank, listener in enumerate(listeners, 1):
+            listener.bind(str(folder / str(rank)))
+            listener.listen()
+        config = configured(ParallelConfig(pipeline=count, machines=count))
+        made = Lead(config, resolve("demo"), 1, end=lambda: None, far=str(folder), leaving=told.append)
+        stack.callback(made.close)
+        yield made, [stack.enter_context(listener.accept()[0]) for listener in listeners]
+
+
+@pytest.mark.parametrize("awaited", [1, 2])
+def test_while_the_model_loads_the_rank_at_fault_is_named_whichever_is_awaited(awaited: int, tmp_path: Path) -> None:
+    told: list[str] = []
+    with lead_and_ranks(tmp_path, told, 3) as (made, ranks):
+        ranks[0].sendall(HEAD.pack(4, 7, 0, 0, 0))
+        for rank in ranks:  # each closes its connection when rank 0 has said why
+            while rank.recv(1 << 16):
+                if made._problems:
+                    break
+            rank.close()
+        with pytest.raises((EOFError, OSError)):
+            made._answer(awaited)
+    assert told == [KIND]
+
+
+def test_while_the_model_loads_a_rank_beside_rank_0_that_is_at_fault_is_named(tmp_path: Path) -> None:
+    told: list[str] = []
+    with lead_and_ranks(tmp_path, told, 2) as (made, ranks):
+        made._is_far = lambda rank: False  # type: ignore[method-assign]
+        ranks[0].sendall(HEAD.pack(4, 7, 0, 0, 0))
+        ranks[0].shutdown(socket.SHUT_WR)
+        with pytest.raises(ModelLoadError, match=f"^R{KIND[1:]} while the model was loading"):
+            made._answer(1)
+
+
+def test_rank_0_tells_what_the_other_rank_said_also_where_its_own_message_fails_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is closed, and the thread that reads has not read yet why."""
+    later = threading.Event()
+    read = Line._read_frames
+
+    def read_late(self: Line, post: Post) -> str:
+        why = read(self, post)
+        later.wait(0.1)
+        return why
+
+    monkeypatch.setattr(Line, "_read_frames", read_late)
+    monkeypatch.setattr("inferd.engine.ranks.post.CLOSE_S", 30)
+    told: list[str] = []
+    said = "rank 0 sent what no rank\x1b[2J sends"
+    with lead_and_ranks(tmp_path, told, 2) as (made, ranks):
+        made._has_loaded.set()
+        ranks[0].sendall(HEAD.pack(len(said), 3, 0, 0, 0) + said.encode())
+        ranks[0].close()
+        with pytest.raises(ConnectionError, match="the connection to rank 1 ended"), made.together():
+            made._tell(bytes(4), made._connections)
+    assert told == [said.replace("\x1b", " ")], "and no log gets its control characters"
+
+
+def test_a_connection_that_ended_while_the_group_began_is_the_reason(tmp_path: Path) -> None:
+    told: list[str] = []
+    with lead_and_ranks(tmp_path, told, 2) as (made, ranks):
+        ranks[0].close()
+        assert made._connections[0]._has_ended.wait(30)  # type: ignore[attr-defined]
+        made._has_loaded.set()
+        with pytest.raises(EOFError), made.together():
+            made._connections[0].recv_bytes()
+    assert told == ["the connection to rank 1 ended"]
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD.pack(4, 7, 0, 0, 0)], ids=["left", "refused"])
+def test_a_rank_ends_with_another_status_where_it_refused_between_two_steps(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(connection: Line, *_: object) -> int:
+        rank_module.follow(connection, None, None, {})  # type: ignore[arg-type]
+        return rank_module.EXIT_DONE
+
+    monkeypatch.setattr(rank_module, "serve", serve)
+    ours, theirs = socket.socketpair()
+    post, line = Post(1, 2), Line(theirs, 0)
+    post.add(line)
+    ours.sendall(sent)
+    ours.shutdown(socket.SHUT_WR)
+    with ours:
+        assert rank_module.exit_code(line, post, None) == (EXIT_RANK_LOST if sent else rank_module.EXIT_DONE)
 
 
 @pytest.mark.parametrize("parallel", [ParallelConfig(pipeline=4, machines=2), ParallelConfig(tensor=2, machines=2)])

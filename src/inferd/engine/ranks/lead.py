@@ -106,7 +106,7 @@ class Lead:
         self._has_loaded = threading.Event()
         self._waits_for: int | None = None  # the rank, while the model loads
         self.keep_rows = False  # whether ``Runner.keeps_rows`` of all other ranks, which say it when they have met
-        self._problems: dict[int, str] = {}  # of ranks that were killed, or said why they end, while they loaded
+        self._problems: dict[int, str] = {}  # of ranks, while they load: why they were killed, or end
         # Readable by this user alone; within ``far`` it is removed also where this process is killed.
         self.folder = Path(tempfile.mkdtemp(prefix="inferd-ranks-", dir=far or None))
         store = str(self.folder / "store")
@@ -190,11 +190,15 @@ class Lead:
         """The connection to a rank ended. While the model loads, the thread that loads it notices that itself."""
         if self._has_loaded.is_set():
             self._lose(why or f"the connection to rank {rank} ended")
-        elif why and self._is_far(rank):
+        elif why:
             self._problems.setdefault(rank, why)
 
     def _is_far(self, rank: int) -> bool:
         return rank > len(self._processes)
+
+    def _first_problem(self) -> tuple[int, str] | None:
+        """The rank and the sentence of what went wrong first while the model loaded: the rest may follow from it."""
+        return next(iter(list(self._problems.items())), None)
 
     # -- loading ----------------------------------------------------------------------------
 
@@ -235,19 +239,23 @@ class Lead:
         except (EOFError, OSError) as error:
             if self._has_loaded.is_set():
                 raise
-            if self._is_far(rank):  # the server knows why, and whether to start the replica anew
-                self._lose(self._problems.get(rank, f"rank {rank} was lost on its machine while it was loading"))
+            lost, problem = self._first_problem() or (rank, "")
+            if self._is_far(lost):  # the server knows why, and whether to start the replica anew
+                self._lose(problem or f"rank {lost} was lost on its machine while it was loading")
                 raise
-            process = self._processes[rank - 1]
-            status = process.wait()
-            ended = f"ended (exit status {status}; with -9 the system may have lacked memory)"
+            if not problem:
+                status = self._processes[lost - 1].wait()
+                ended = f"ended (exit status {status}; with -9 the system may have lacked memory)"
+                problem = f"{self._named(lost)} {ended}"
             raise ModelLoadError(
-                f"Rank {rank} of the model (process {process.pid}) {self._problems.get(rank, ended)} while it was "
-                "loading. The log has what it wrote.",
+                f"{problem[0].upper()}{problem[1:]} while the model was loading. The log has what its ranks wrote.",
                 param="parallel",
             ) from error
         finally:
             self._waits_for = None
+
+    def _named(self, rank: int) -> str:
+        return f"rank {rank} of the model (process {self._processes[rank - 1].pid})"
 
     def _watch_loading(self) -> None:
         """Until the group has loaded: kill a rank that is stopped, or hangs while it is waited for, so that the
@@ -261,9 +269,10 @@ class Lead:
                     self._lose(f"rank {rank} has not worked for {self._timeout_s:g} s (hang_timeout_s)")
             for rank, (process, stopped, still) in enumerate(seen, 1):
                 if stopped.is_lost():
-                    self._problems.setdefault(rank, "was stopped by a signal")
+                    self._problems.setdefault(rank, f"{self._named(rank)} was stopped by a signal")
                 elif still.is_lost(rank if self._waits_for == rank else None):
-                    self._problems.setdefault(rank, f"has not worked for {self._timeout_s:g} s (hang_timeout_s)")
+                    hangs = f"has not worked for {self._timeout_s:g} s (hang_timeout_s)"
+                    self._problems.setdefault(rank, f"{self._named(rank)} {hangs}")
                 if rank in self._problems:
                     process.kill()
 
@@ -344,7 +353,11 @@ class Lead:
         try:
             yield
         except Exception as error:
-            self._lose("rank 0 failed in a step", error)
+            why = "rank 0 failed in a step"
+            if self._post is not None and isinstance(error, EOFError | OSError):
+                # A connection ended. The thread that reads it has told why, unless the model was loading until then.
+                _, why = self._first_problem() or (0, str(error))
+            self._lose(why, error)
             raise
 
     # -- the end ----------------------------------------------------------------------------

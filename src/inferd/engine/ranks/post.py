@@ -32,6 +32,7 @@ from inferd.engine.model.cuts import Transfer
 from inferd.engine.model.share import Share
 from inferd.engine.ranks.peers import added
 from inferd.engine.ranks.watch import LOOK_S, Report, asleep_but_for
+from inferd.errors import printable
 
 PIECE_BYTES: Final = 1 << 18
 """Of a tensor in one frame."""
@@ -47,6 +48,9 @@ REASON_BYTES: Final = 1024
 
 LAST_S: Final = 0.2
 """Seconds for sending it to a rank that does not read."""
+
+CLOSE_S: Final = 0.5
+"""Seconds that the other end has to read it and to close the connection."""
 
 _MESSAGE, _PIECE, _REPORT, _END = 0, 1, 2, 3
 _HEAD: Final = struct.Struct("<IBHHQ")
@@ -68,13 +72,18 @@ class Line:
         self.num_bytes = 0  # that came from there
         self._num_sent = 0  # bytes
         self._report = Report()
+        self._is_ending = False  # the other end is told why, and nothing that it sends is used
+        self._has_ended = threading.Event()  # nothing more is read, and the post knows why
+        self._reader: threading.Thread | None = None
         self._socket = connection
         self._sending = threading.Lock()
         self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def read_into(self, post: Post) -> None:
         """Begin to read, in a thread. Pieces of tensors go to ``post``."""
-        threading.Thread(target=self._read, args=(post,), name=f"inferd-line-{self.other}", daemon=True).start()
+        name = f"inferd-line-{self.other}"
+        self._reader = threading.Thread(target=self._read, args=(post,), name=name, daemon=True)
+        self._reader.start()
 
     @property
     def report(self) -> Report:
@@ -98,19 +107,31 @@ class Line:
         message = self._messages.get()
         if message is None:
             self._messages.put(None)
-            raise EOFError
+            raise EOFError(f"the connection to rank {self.other} ended")
         return message
 
     def end(self, why: str) -> None:
-        """Tell the other end why, where it reads, and end the connection."""
+        """Tell the other end why, where it reads; it then closes the connection.
+
+        What it sends is dropped until it has: on the way there (``nodes/relay.py``), bytes that nothing reads would
+        end the connection before the other end has the reason.
+        """
+        self._is_ending = True
         with contextlib.suppress(OSError):
             self._socket.settimeout(LAST_S)
             if self._sending.acquire(timeout=LAST_S):
                 try:
                     self._socket.sendall(_frame(_END, why.encode()[:REASON_BYTES]))
+                    return
                 finally:
                     self._sending.release()
         self.close()
+
+    def close_in_time(self) -> None:
+        """End a connection that the other end was told to close, at the latest after ``CLOSE_S``."""
+        if threading.current_thread() is not self._reader:  # which drops what comes itself
+            self._has_ended.wait(CLOSE_S)
+            self.close()
 
     def close(self) -> None:
         """End the connection; the other end notices. Idempotent."""
@@ -119,9 +140,13 @@ class Line:
 
     def _send(self, kind: int, body: bytes | memoryview, sender: int = 0, to: int = 0, of: int = 0) -> None:
         frame = _frame(kind, body, sender, to, of)
-        with self._sending:
-            self._num_sent += len(frame)
-            self._socket.sendall(frame)
+        try:
+            with self._sending:
+                self._num_sent += len(frame)
+                self._socket.sendall(frame)
+        except OSError as error:
+            self._has_ended.wait(CLOSE_S)  # the other end may have said why, and that is read at this moment
+            raise ConnectionError(f"the connection to rank {self.other} ended") from error
 
     def _read(self, post: Post) -> None:
         """Read until the connection ends; nothing is waited for then."""
@@ -133,9 +158,21 @@ class Line:
                 pass
             except ValueError as error:
                 why = str(error)
-                post.refuse(why)  # before the thread that computes notices, and ends the process
+                post.refuse(self.other, why)  # before the thread that computes notices, and ends the process
+            if self._is_ending:
+                self._drop()
         post.ended(self.other, why)
         self._messages.put(None)
+        self._has_ended.set()
+
+    def _drop(self) -> None:
+        """Read without using it what comes until the other end closes the connection, at most ``CLOSE_S``."""
+        until = time.monotonic() + CLOSE_S
+        with contextlib.suppress(OSError):
+            while (left := until - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(PIECE_BYTES):
+                    return
 
     def _read_frames(self, post: Post) -> str:
         """Read until the other end says why it ends the connection. Raises EOFError, OSError where it ended, ValueError
@@ -153,7 +190,7 @@ class Line:
             elif kind == _REPORT:
                 self._report = Report(self._report.number + 1, *_WORK.unpack(body))
             else:
-                return bytes(body).decode(errors="replace")
+                return printable(bytes(body).decode(errors="replace"), REASON_BYTES)
 
     def _check(self, post: Post, size: int, kind: int, sender: int, to: int) -> None:
         """Raises ValueError where no rank sends such a frame, before there is memory for it."""
@@ -173,7 +210,7 @@ class Line:
         filled = 0
         while filled < size:
             count = self._socket.recv_into(data[filled:])
-            if not count:
+            if not count or self._is_ending:
                 raise EOFError
             filled += count
             self.num_bytes += count
@@ -266,8 +303,7 @@ class Post:
             piece, of = found
             if of != len(data):
                 why = f"rank {sender} sent a tensor of {of} bytes to rank {self.rank}, which awaits {len(data)}"
-                self._on_end(sender, why)
-                self.refuse(why)
+                self.refuse(sender, why)
                 raise EOFError(why)
             data[filled : filled + len(piece)] = piece
             filled += len(piece)
@@ -276,14 +312,17 @@ class Post:
         self.waits_in = None
         return into
 
-    def refuse(self, why: str) -> None:
-        """End all connections because of what another rank sent: nothing of the group's can be relied on. Rank 0 is
+    def refuse(self, other: int, why: str) -> None:
+        """End all connections because of what rank ``other`` sent: nothing of the group's can be relied on. Rank 0 is
         told why, and ends the group."""
         self.problem = why
+        self._on_end(other, why)  # first: the ends of the other connections follow from it, and are no reason
         if self.rank:
             _log.error("%s; this rank ends", why)
         for line in self._lines.values():
             line.end(why)
+        for line in self._lines.values():
+            line.close_in_time()
 
     def takes(self, other: int, sender: int, to: int) -> bool:
         """Whether rank ``other`` may send a part of a tensor of rank ``sender`` for rank ``to``."""
@@ -321,9 +360,9 @@ class Post:
 
     def ended(self, other: int, why: str = "") -> None:
         """The connection to another rank ended: no rank gets anything more through it."""
+        self._on_end(other, why)  # before the thread that computes notices, and tells less
         for box in self._boxes if self.rank else [self._boxes[other]]:
             box.pieces.put(None)
-        self._on_end(other, why)
 
 
 class _Sent:

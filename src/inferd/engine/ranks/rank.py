@@ -277,6 +277,15 @@ def serve(connection: Wire, post: Post | None, elsewhere: Elsewhere | None) -> i
     return EXIT_DONE
 
 
+def exit_code(connection: Wire, post: Post | None, elsewhere: Elsewhere | None) -> int:
+    """Serve until rank 0 has ended, or this rank has ended the connections; the status of this process then."""
+    try:
+        code = serve(connection, post, elsewhere)
+    except (EOFError, ConnectionError):
+        code = EXIT_ORPHANED
+    return EXIT_RANK_LOST if post is not None and post.problem else code
+
+
 def _watch(parent: int) -> None:
     """Kill a parent that a signal has stopped; this process then dies with it."""
     stopped = Stopped(parent)
@@ -319,10 +328,7 @@ def main() -> NoReturn:
                 threading.Thread(target=report_work, args=(line,), name="inferd-report", daemon=True).start()
         if elsewhere is None:
             threading.Thread(target=_watch, args=(options.parent,), name="inferd-watch", daemon=True).start()
-        try:
-            code = serve(connection, post, elsewhere)
-        except (EOFError, ConnectionError):  # rank 0 has ended, or this rank has ended the connections
-            code = EXIT_ORPHANED if post is None or not post.problem else EXIT_RANK_LOST
+        code = exit_code(connection, post, elsewhere)
     os._exit(code)  # without waiting for the teardown of the libraries
 
 
