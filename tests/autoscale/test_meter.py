@@ -76,19 +76,21 @@ def test_the_speed_of_a_replica_is_that_while_requests_wait() -> None:
     assert meter.served_per_s is None
 
 
-@given(st.integers(1, 64), st.integers(1, 90), st.integers(0, 4))
-def test_the_first_ends_of_requests_that_began_together_are_no_speed(together: int, seconds: int, spread: int) -> None:
-    """A replica works at so many, each for so many seconds. They begin within some seconds, and others wait."""
-    meter = Meter()
-    starts = sorted(min(spread, seconds - 1) * one / together for one in range(together))
+@given(st.integers(1, 32), st.integers(1, 90), st.integers(0, 4), st.integers(1, 6))
+def test_the_first_ends_of_requests_that_began_together_are_no_speed(
+    together: int, seconds: int, spread: int, ready: int
+) -> None:
+    """Replicas work at so many each, each for so many seconds. They begin within some seconds, and others wait."""
+    meter, num = Meter(), together * ready
+    starts = sorted(min(spread, seconds - 1) * one / num for one in range(num))
     for step in range(10 * 3 * seconds):
         at = step * 0.1
         ended = sum(max(0, math.floor((at - start) / seconds + 1e-9)) for start in starts)
-        meter.add(Sample(at, 10_000, ended, 100, together, 1, 1))
+        meter.add(Sample(at, 10_000, ended, 100, num, ready, ready))
         speed = meter.served_per_s
         if speed is not None:
             assert 0.5 <= speed * seconds / together <= 2.1, "what is said first is not far off"
-    assert meter.served_per_s is not None or together * 2 < SOUND_ENDS
+    assert meter.served_per_s is not None or num * 2 < SOUND_ENDS
 
 
 def test_the_seconds_of_a_request_are_those_without_waiting_ones() -> None:

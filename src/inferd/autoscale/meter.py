@@ -35,10 +35,6 @@ SOUND_S: Final = 10.0
 SOUND_ENDS: Final = 5
 """Ends while requests waited, below which the speed of a replica is not known."""
 
-TURNS: Final = 1.5
-"""So many times over, all requests that a replica works at end before its speed is known. Those that began together end
-together: a few ends are mostly too slow, because it is long until the first of them, or too fast."""
-
 SPEED_S: Final = 30.0
 """Seconds of a replica's work, with requests waiting, that its speed is measured over; likewise of requests' work, with
 none waiting, that their seconds are measured over."""
@@ -79,8 +75,9 @@ class _Ends:
 
     def __init__(self) -> None:
         self._noted: deque[tuple[float, int]] = deque()
-        self.least: float = SOUND_ENDS
-        """Ends below which nothing is known."""
+        self.together = 0
+        """Requests in work. Those that began together end together, so fewer ends are no speed: it is long until the
+        first of them. With twice as many, all have ended since the first of them, and not only come at once."""
         self.work_s = 0.0
         self.number = 0
         self.is_sound = False
@@ -89,12 +86,15 @@ class _Ends:
         self._noted.append((work_s, number))
         self.work_s += work_s
         self.number += number
-        while self.work_s - self._noted[0][0] >= SPEED_S and self.number - self._noted[0][1] >= self.least:
+        while self.work_s - self._noted[0][0] >= SPEED_S and self._is_enough(self.number - self._noted[0][1]):
             old_s, old = self._noted.popleft()
             self.work_s -= old_s
             self.number -= old
-        if self.number >= self.least and self.work_s > 0:
-            self.is_sound = True  # also where a replica works at more requests from now on
+        if self.number >= max(SOUND_ENDS, self.together) and self.work_s > 0:
+            self.is_sound = True  # also where more requests are in work from now on
+
+    def _is_enough(self, number: int) -> bool:
+        return number >= max(SOUND_ENDS, 2 * self.together)
 
 
 class Meter:
@@ -124,7 +124,7 @@ class Meter:
                 load_s = before.load_s + span_s * (last.waiting + last.in_flight)
                 busy_s = before.busy_s + span_s * last.busy
                 if last.waiting and sample.waiting and min(last.ready, sample.ready):
-                    self._crowded.least = max(SOUND_ENDS, TURNS * last.in_flight / last.ready)
+                    self._crowded.together = last.in_flight
                     self._crowded.note(span_s * last.ready, sample.ended - last.ended)
                 elif not last.waiting and not sample.waiting:
                     self._uncrowded.note(span_s * last.in_flight, sample.ended - last.ended)
