@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferd.jobs.batch import Batch
-from inferd.jobs.pace import SETTLED_S, START, Load, Pace, is_late
+from inferd.jobs.pace import START, Load, Pace
 
 loads = st.builds(Load, st.integers(0, 200), st.integers(0, 200), st.integers(0, 64))
 
@@ -73,32 +71,3 @@ def test_where_it_is_known_how_many_are_computed_together_so_many_are_in_flight(
 def test_few_that_are_computed_together_wait_four_deep() -> None:
     assert Pace(100).room(Load(together=1), 0) == 5
     assert Pace(3).room(Load(together=1), 0) == 3
-
-
-@given(st.integers(1, 10**6), st.integers(0, 10**6), st.floats(0, 86_400), st.floats(1, 86_400))
-def test_a_batch_is_late_where_its_rate_does_not_reach_to_the_end_of_its_window(
-    total: int, answered: int, lasted_s: float, left_s: float
-) -> None:
-    answered = min(answered, total)
-    batch = Batch(
-        id="b",
-        tenant="t",
-        key_id="k",
-        endpoint="/v1/completions",
-        input_file_id="f",
-        created_at=0.0,
-        in_progress_at=1000.0,
-        expires_at=1000.0 + lasted_s + left_s,
-        total=total,
-        num_done=answered // 2,
-        num_failed=answered - answered // 2,
-    )
-    now = 1000.0 + lasted_s
-    if lasted_s < SETTLED_S - 1e-6:
-        assert not is_late(batch, now)
-    elif answered and lasted_s > SETTLED_S:
-        ends_at = now + (total - answered) * lasted_s / answered
-        assert is_late(batch, now) == (ends_at > batch.expires_at) or abs(ends_at - batch.expires_at) < 1e-3 * ends_at
-    elif lasted_s > SETTLED_S:
-        assert is_late(batch, now), "nothing was answered yet"
-    assert not is_late(msgspec.structs.replace(batch, in_progress_at=None), now)

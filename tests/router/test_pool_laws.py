@@ -154,7 +154,7 @@ class FakeRemote:
     num_in_flight = load = outstanding
 
     @property
-    def num_undeferred(self) -> int:
+    def num_but_batch_work(self) -> int:
         return sum(ticket.request.priority < 1 for ticket in self.holds.values())
 
     @property
@@ -477,11 +477,11 @@ class PoolMachine(RuleBasedStateMachine):
                 assert replica.load >= replica.outstanding
                 assert replica.num_in_flight or replica.load == 0
                 held_all = [ticket.request for ticket in replica._in_flight.values()]
-                assert replica.num_undeferred == sum(request.priority < 1 for request in held_all)
+                assert replica.num_but_batch_work == sum(request.priority < 1 for request in held_all)
             assert (replica.outstanding == 0) == (replica.num_in_flight == 0)
 
     @invariant()
-    def batch_work_without_a_deadline_is_no_part_of_the_demand(self) -> None:
+    def batch_work_is_no_part_of_the_demand(self) -> None:
         demand, tickets = self.pool.demand, self.pool._live.tickets.values()
         others = [ticket for ticket in tickets if ticket.request.priority < 1]
         assert demand.deferred == len(tickets) - len(others)
@@ -623,18 +623,16 @@ def test_requests_that_a_worker_does_not_compute_yet_wait() -> None:
         assert demand.busy == sum(count > 0 for count in held)
 
 
-def test_batch_work_is_no_load_that_waits_unless_it_has_a_deadline_of_its_own() -> None:
+def test_batch_work_is_no_load() -> None:
     with ready_pool() as machine:
         for _ in range(4):
             machine._submit(1, 1, False, False, True, False)
         demand = machine.pool.demand
         assert (demand.accepted, demand.waiting, demand.in_flight, demand.deferred) == (0, 0, 0, 4)
         assert demand.idle_s == 0.0
-        due = GenerateRequest(id="due", model="m", prompt=TextPrompt(text=""), priority=1, deadline_s=60.0)
-        machine.streams["due"] = machine._do(open_stream, machine.pool, due, None)
+        machine._submit(0, 1, False, False, True, False)
         demand = machine.pool.demand
         assert (demand.accepted, demand.waiting + demand.in_flight, demand.deferred) == (1, 1, 4)
-        machine._submit(0, 1, False, False, True, False)
         end_all(machine)
         demand = machine.pool.demand
         assert (demand.accepted - demand.ended, demand.deferred) == (0, 0)

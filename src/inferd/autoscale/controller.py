@@ -87,7 +87,7 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     needs: list[NeedReport] = []
     waiting: int = 0
     in_flight: int = 0
-    deferred: int = 0  # requests of batch work without a deadline; the other numbers are without them
+    deferred: int = 0  # requests of batch work; the other numbers are without them
     load: float | None = None  # requests in work and waiting: the mean of a minute, or of the last seconds if larger
     load_age_s: float | None = None  # seconds since that was last known; None: not observed for long enough yet
     age_s: float | None = None  # seconds since the last look; None: there was none

@@ -78,7 +78,7 @@ class Seen(NamedTuple):
     starting: int = 0
     waiting: int = 0
     in_flight: int = 0
-    deferred: int = 0  # requests of batch work without a deadline, which are in no other number
+    deferred: int = 0  # requests of batch work, which are in no other number
     oldest_wait_s: float = 0.0
     idle_s: float = 0.0  # 0: there is a request
     ready_s: float | None = None  # from the start of a replica until it is ready

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from inferd.jobs.batch import Batch
-
 START: Final = 8
 _MARGIN: Final = 4
-SETTLED_S: Final = 60.0
-"""Seconds of work on a batch from which its rate says how long the rest takes."""
 
 
 class Load(NamedTuple):
@@ -22,14 +18,6 @@ class Load(NamedTuple):
     waiting: int = 0  # in its queue
     in_flight: int = 0  # at its replicas
     together: int = 0  # that its replicas compute together; 0: not known
-
-
-def is_late(batch: Batch, now: float) -> bool:
-    """Whether the rest of a batch takes longer than its window, at its rate so far. ``now``: since the epoch."""
-    if batch.in_progress_at is None or now - batch.in_progress_at < SETTLED_S:
-        return False
-    rest_s = (batch.total - batch.num_answered) * (now - batch.in_progress_at)  # times the answers so far
-    return rest_s > batch.num_answered * (batch.expires_at - now)
 
 
 class Pace:

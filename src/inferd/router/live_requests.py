@@ -12,7 +12,7 @@ from inferd.router.queue_reporter import QueueReporter
 from inferd.router.request_end import complete_end, ended_event, is_deadline_end
 from inferd.router.ticket import Ticket
 from inferd.router.waiting.availability import Availability
-from inferd.router.waiting.queue import RequestQueue, is_batch_work, is_deferrable
+from inferd.router.waiting.queue import RequestQueue, is_batch_work
 from inferd.types import End, Item, Output, Relayed
 
 
@@ -30,7 +30,7 @@ class LiveRequests:
         "_reporter",
         "idle",
         "last_used_at",
-        "num_deferrable",
+        "num_batch_work",
         "tickets",
     )
 
@@ -48,7 +48,7 @@ class LiveRequests:
         self._emit = emit
         self._on_idle = on_idle
         self.tickets: dict[str, Ticket] = {}
-        self.num_deferrable = 0  # of them
+        self.num_batch_work = 0  # of them
         self.last_used_at = clock.now()
         self.idle = asyncio.Event()  # set while no request is queued or in flight
         self.idle.set()
@@ -63,7 +63,7 @@ class LiveRequests:
         if not self.tickets:
             self.idle.clear()
         self.tickets[ticket.request.id] = ticket
-        self.num_deferrable += is_deferrable(ticket.request)
+        self.num_batch_work += is_batch_work(ticket.request)
 
     def end(self, ticket: Ticket, end: End, last: Item | None = None, now: float | None = None) -> None:
         """End a request: pass on its last item, settle its cost and emit its event.
@@ -74,7 +74,7 @@ class LiveRequests:
         now = clock.now() if now is None else now
         request = ticket.request
         del self.tickets[request.id]
-        self.num_deferrable -= is_deferrable(request)
+        self.num_batch_work -= is_batch_work(request)
         if ticket.outages_before is not None:
             self._availability.outages.end_wait(ticket, now)
         end = complete_end(end, ticket, last, now)

@@ -39,7 +39,7 @@ from inferd.router.request_end import deadline_error, is_deadline_end
 from inferd.router.status import Applied, Demand, ModelStatus, ReplicaStatus
 from inferd.router.ticket import Runner, Ticket
 from inferd.router.waiting.availability import Availability, Refusal
-from inferd.router.waiting.queue import RequestQueue, is_deferrable
+from inferd.router.waiting.queue import RequestQueue, is_batch_work
 from inferd.types import (
     End,
     Failure,
@@ -115,7 +115,7 @@ class Pool:
         self.placement = self._dispatcher.placement
         self.adapters = PoolAdapters(config, self.fleet, self._num_using)
         self._num_accepted = 0
-        self._num_deferrable = 0  # of them, batch work without a deadline
+        self._num_batch_work = 0  # of them
         self.settled = asyncio.Event()  # every replica has been ready, has failed or does not answer
 
     # -- admission --------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Pool:
         if not able:
             self._check_may_wait(ticket, now)
         self._num_accepted += 1
-        self._num_deferrable += is_deferrable(request)
+        self._num_batch_work += is_batch_work(request)
         self._live.add(ticket)
         if able:
             self._dispatcher.dispatch(ticket, able, now)
@@ -260,9 +260,7 @@ class Pool:
             has_room = has_room or output.end is not None
         if stats is not None:
             if stats.not_batched and self.availability.info is not None:
-                self.availability.info = msgspec.structs.replace(
-                    self.availability.info, not_batched=stats.not_batched, max_num_seqs=1
-                )
+                self.availability.info = msgspec.structs.replace(self.availability.info, not_batched=stats.not_batched)
             self._emit(StepDone(model=self.name, replica=replica.index, stats=stats))
         if has_room:
             self.fleet.notify()
@@ -632,18 +630,16 @@ class Pool:
         ready = [member for member in locals_ if member.replica.is_ready]
         failed = sum(member.replica.failure is not None for member in locals_)
         oldest_at = self._queue.oldest_at
-        # Batch work without a deadline takes what is left, and is counted apart.
-        deferred, accepted = self._live.num_deferrable, self._num_accepted - self._num_deferrable
+        # Batch work takes what is left, and is counted apart.
+        deferred, accepted = self._live.num_batch_work, self._num_accepted - self._num_batch_work
         tickets = self._live.tickets
-        backing_off = sum([not is_deferrable(tickets[name].request) for name in self._retries.backing_off])
-        # A replica has more requests than it computes together; the others wait in its worker.
-        together = 0 if info is None else info.max_num_seqs
-        in_flight = sum(member.replica.num_undeferred for member in self.fleet.members)
-        ahead = sum(max(0, member.replica.num_undeferred - together) for member in ready) if together else 0
+        backing_off = sum([not is_batch_work(tickets[name].request) for name in self._retries.backing_off])
+        in_flight = sum(member.replica.num_but_batch_work for member in self.fleet.members)
+        ahead = sum([_ahead(member.replica) for member in ready])
         return Demand(
             accepted=accepted,
             ended=accepted - (len(tickets) - deferred),
-            waiting=len(self._queue) - self._queue.num_deferrable + backing_off + ahead,
+            waiting=len(self._queue) - self._queue.num_batch_work + backing_off + ahead,
             deferred=deferred,
             oldest_wait_s=0.0 if oldest_at is None else now - oldest_at,
             in_flight=in_flight - ahead,
@@ -672,6 +668,12 @@ class Pool:
     def status(self) -> ModelStatus:
         """The status of the model."""
         return self.availability.status(len(self._retries.backing_off))
+
+
+def _ahead(replica: Replica) -> int:
+    """Requests that wait in the worker: a replica has more than it computes together."""
+    together = 0 if replica.info is None else replica.info.max_num_seqs
+    return max(0, replica.num_but_batch_work - together) if together else 0
 
 
 IN_PLACE_FIELDS = (

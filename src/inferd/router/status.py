@@ -59,13 +59,13 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model has to do now, and what does it. Replicas are the local ones. Batch work without a deadline is in no
-    number but ``deferred`` and ``idle_s``."""
+    """What a model has to do now, and what does it. Replicas are the local ones. Batch work is in no number but
+    ``deferred`` and ``idle_s``."""
 
     accepted: int  # requests since the model is served
     ended: int  # of them
     waiting: int  # in the queue, in backoff before a retry, or in a worker that computes others
-    deferred: int = 0  # requests of batch work without a deadline, in work and waiting
+    deferred: int = 0  # requests of batch work, in work and waiting
     oldest_wait_s: float  # of those in the queue, batch work not counted
     in_flight: int  # the others
     busy: float  # ready replicas with at least one request, each counting as its last step was utilized

@@ -288,9 +288,9 @@ class Scheduler:
         num_running, num_used = len(self.running), self.pool.num_used
         num_tokens = config.max_num_batched_tokens - budget.tokens
         if self._num_running[BATCH]:
-            batch = [sequence for sequence in self.running if self._ranks[sequence][0] == BATCH]
-            num_running -= len(batch)
-            num_used = max(0, num_used - sum([len(sequence.blocks) for sequence in batch]))
+            others = [sequence for sequence in self.running if self._ranks[sequence][0] != BATCH]
+            num_running = len(others)
+            num_used = len(set().union(*[sequence.blocks for sequence in others]))  # those of a common prefix once
             num_tokens = sum([part.count for part in step.slices if self._ranks[part.sequence][0] != BATCH])
         return max(
             num_running / config.max_num_seqs,

@@ -14,14 +14,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from inferd import clock
-from inferd.gateway.admission import MAX_TIMEOUT_S
 from inferd.gateway.recorded_exchange import RecordedExchange
 from inferd.gateway.upstream import Upstream
 from inferd.http.exchange import Exchange
 from inferd.http.head import RequestHead
 from inferd.jobs.batch import Batch
-from inferd.jobs.pace import Load, is_late
+from inferd.jobs.pace import Load
 from inferd.jobs.results import Answer
 from inferd.tenancy.principal import Door, Principal, holder_of
 
@@ -30,7 +28,6 @@ MAX_ATTEMPTS: Final = 3
 """How often a request is asked whose worker died, or whose remote server failed."""
 
 _FIELDS: Final = ((b"content-type", b"application/json"), (b"x-inferd-priority", b"batch"))
-_WINDOW_GRACE_S: Final = 60.0  # after the window, at whose end the batch itself ends the request
 _FAILED_ELSEWHERE: Final = (502, 504)
 _POISON: Final = "poison_request"  # it has killed two workers
 
@@ -82,7 +79,7 @@ class Asking:
             if principal is None:  # the batch ends when it is seen
                 await asyncio.sleep(MAX_PAUSE_S)
                 continue
-            exchange = await self._once(principal, batch.endpoint, body, request_id, _deadline_s(batch, clock.wall()))
+            exchange = await self._once(principal, batch.endpoint, body, request_id)
             answer = Answer(exchange.status, b"".join(exchange.parts))
             reason = _reason(answer)
             code = reason.code or reason.details.error_code
@@ -94,14 +91,10 @@ class Asking:
             note(f"Requests wait: {reason.message}" if reason.message else "Requests wait for capacity.")
             await asyncio.sleep(_pause_of(exchange))
 
-    async def _once(
-        self, principal: Principal, path: str, body: bytes, request_id: str, deadline_s: float | None
-    ) -> RecordedExchange:
+    async def _once(self, principal: Principal, path: str, body: bytes, request_id: str) -> RecordedExchange:
         """Serve a request to its end; cancelling this ends it."""
         ended = asyncio.Event()
         fields = [*_FIELDS, (b"x-request-id", request_id.encode("ascii"))]
-        if deadline_s is not None:
-            fields.append((b"x-inferd-timeout", b"%.1f" % deadline_s))
         exchange = RecordedExchange(ended.set, RequestHead("POST", quote(path).encode("ascii"), fields, "1.1"), body)
         asyncio.get_running_loop().call_soon(self.application.serve, exchange, principal)
         try:
@@ -110,12 +103,6 @@ class Asking:
             exchange.disconnected()
             raise
         return exchange
-
-
-def _deadline_s(batch: Batch, now: float) -> float | None:
-    """The deadline of a request that is asked now; None: none. Requests of a batch that would miss its window have one:
-    so they count as load, for which the model may get more replicas."""
-    return min(batch.expires_at - now + _WINDOW_GRACE_S, MAX_TIMEOUT_S) if is_late(batch, now) else None
 
 
 def _may_pass(answer: Answer, code: str | None, attempts: int) -> bool:

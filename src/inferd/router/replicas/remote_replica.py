@@ -21,7 +21,7 @@ from inferd.remote.secret import Secret, environment
 from inferd.router.replicas.prompt_work import PromptWork
 from inferd.router.replicas.replica import Kind, ReplicaOwner
 from inferd.router.ticket import Ticket
-from inferd.router.waiting.queue import is_deferrable
+from inferd.router.waiting.queue import is_batch_work
 from inferd.types import End, Failure, ModelInfo, Relay, Relayed
 
 PROBE_PATH: Final = "/models"
@@ -41,7 +41,7 @@ class RemoteReplica:
         "_emit",
         "_in_flight",
         "_model",
-        "_num_deferrable",
+        "_num_batch_work",
         "_origin",
         "_owner",
         "_probing",
@@ -91,7 +91,7 @@ class RemoteReplica:
         self.was_ready = False
         self.capacity = config.max_in_flight
         self.outstanding = 0
-        self._num_deferrable = 0
+        self._num_batch_work = 0
         self.weight = config.weight
         self.region = config.region or ""
         self.is_fallback = config.fallback
@@ -113,8 +113,8 @@ class RemoteReplica:
         return len(self._in_flight)
 
     @property
-    def num_undeferred(self) -> int:
-        return self.num_in_flight - self._num_deferrable
+    def num_but_batch_work(self) -> int:
+        return self.num_in_flight - self._num_batch_work
 
     @property
     def can_take(self) -> bool:
@@ -207,7 +207,7 @@ class RemoteReplica:
         attempt = _Attempt(self, ticket, relay)
         self._in_flight[ticket.request.id] = attempt
         self.outstanding += ticket.width
-        self._num_deferrable += is_deferrable(ticket.request)
+        self._num_batch_work += is_batch_work(ticket.request)
         self._prompt_work.add(ticket.request.id, ticket.new_tokens)
         attempt.send(fresh=False)
 
@@ -241,7 +241,7 @@ class RemoteReplica:
         attempt = self._in_flight.pop(ticket.request.id)
         attempt.forget()
         self.outstanding -= ticket.width
-        self._num_deferrable -= is_deferrable(ticket.request)
+        self._num_batch_work -= is_batch_work(ticket.request)
         self._prompt_work.remove(ticket.request.id)
 
     def release_all(self) -> list[Ticket]:
@@ -249,7 +249,7 @@ class RemoteReplica:
         requests = list(self._in_flight.values())
         self._in_flight.clear()
         self.outstanding = 0
-        self._num_deferrable = 0
+        self._num_batch_work = 0
         self._prompt_work.clear()
         for pending in requests:
             pending.cut()

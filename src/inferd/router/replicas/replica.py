@@ -25,7 +25,7 @@ from inferd.router.replicas.prompt_work import PromptWork
 from inferd.router.replicas.prompts import Ended, Prompts
 from inferd.router.replicas.utilization import Utilization
 from inferd.router.ticket import Ticket
-from inferd.router.waiting.queue import is_deferrable
+from inferd.router.waiting.queue import is_batch_work
 from inferd.types import (
     CLASSES,
     AdapterState,
@@ -148,8 +148,8 @@ class Replica(Protocol):
         ...
 
     @property
-    def num_undeferred(self) -> int:
-        """Requests in flight but batch work without a deadline."""
+    def num_but_batch_work(self) -> int:
+        """Requests in flight but batch work."""
         ...
 
     @property
@@ -259,7 +259,7 @@ class LocalReplica:
         "_calls",
         "_in_flight",
         "_model",
-        "_num_deferrable",
+        "_num_batch_work",
         "_owner",
         "_prompt_work",
         "_source",
@@ -320,7 +320,7 @@ class LocalReplica:
         self.is_ready = False
         self.capacity = 0
         self.outstanding = 0
-        self._num_deferrable = 0
+        self._num_batch_work = 0
         self._utilization = Utilization()
         self.region = config.region or ""
 
@@ -389,8 +389,8 @@ class LocalReplica:
         return len(self._in_flight) + len(self.prompts)
 
     @property
-    def num_undeferred(self) -> int:
-        return self.num_in_flight - self._num_deferrable
+    def num_but_batch_work(self) -> int:
+        return self.num_in_flight - self._num_batch_work
 
     @property
     def num_answers(self) -> int:
@@ -449,7 +449,7 @@ class LocalReplica:
         self._in_flight[ticket.request.id] = ticket
         self._by_class[class_index(ticket.request.priority)] += 1
         self.outstanding += ticket.width
-        self._num_deferrable += is_deferrable(ticket.request)
+        self._num_batch_work += is_batch_work(ticket.request)
 
     def _submit(self, ticket: Ticket) -> None:
         request = ticket.request
@@ -493,7 +493,7 @@ class LocalReplica:
         del self._in_flight[ticket.request.id]
         self._by_class[class_index(ticket.request.priority)] -= 1
         self.outstanding -= ticket.width
-        self._num_deferrable -= is_deferrable(ticket.request)
+        self._num_batch_work -= is_batch_work(ticket.request)
 
     def release_all(self) -> list[Ticket]:
         for request_id in tuple(self._awaited):
@@ -503,7 +503,7 @@ class LocalReplica:
         self._in_flight.clear()
         self._by_class = [0] * len(CLASSES)
         self.outstanding = 0
-        self._num_deferrable = 0
+        self._num_batch_work = 0
         self._prompt_work.clear()
         return tickets
 
@@ -629,6 +629,8 @@ class LocalReplica:
     def worker_outputs(self, outputs: list[Output], stats: StepStats | None) -> None:
         if stats is not None and stats.step_sequences:
             self._utilization.add(stats.step_s, stats.utilization)
+        if stats is not None and stats.not_batched and self.info is not None:
+            self.info = msgspec.structs.replace(self.info, not_batched=stats.not_batched, max_num_seqs=1)
         if self.role == "prefill":
             outputs = self.prompts.without_ends(outputs)
         self._owner.replica_outputs(self, outputs, stats)

@@ -50,7 +50,7 @@ class RequestQueue:
         self._total = _Totals()
         self._tenants: dict[str, _Totals] = {}
         self._counts = _TenantCounts()
-        self.num_deferrable = 0  # waiting requests of batch work without a deadline
+        self.num_batch_work = 0  # waiting requests of batch work
         self._num_popped = 0
         self._served = [0] * len(CLASSES)  # for each class, the number of its last pop
 
@@ -135,7 +135,7 @@ class RequestQueue:
         request = ticket.request
         entry = self.entries[ticket] = self._classes[class_index(request.priority)].push(ticket)
         self._total.add(request)
-        self.num_deferrable += is_deferrable(request)
+        self.num_batch_work += is_batch_work(request)
         tenant = self._tenants.get(request.tenant)
         if tenant is None:
             tenant = self._tenants[request.tenant] = _Totals()
@@ -236,7 +236,7 @@ class RequestQueue:
         del self.entries[ticket]
         request = ticket.request
         self._total.subtract(request)
-        self.num_deferrable -= is_deferrable(request)
+        self.num_batch_work -= is_batch_work(request)
         tenant = self._tenants[request.tenant]
         self._counts.change(request.tenant, tenant.requests, tenant.requests - 1)
         tenant.subtract(request)
@@ -330,9 +330,3 @@ class _Totals:
 def is_batch_work(request: Request) -> bool:
     """Whether the request has the class batch, which may wait without a bound in time."""
     return class_of(request.priority) == "batch"
-
-
-def is_deferrable(request: Request) -> bool:
-    """Whether the request takes what is left beside others: batch work without a deadline of its own. It is no reason
-    for another replica."""
-    return request.priority > 0 and request.deadline_s is None and request.first_byte_s is None
