@@ -41,6 +41,9 @@ sys.setprofile(trace)
 """
 IDLE: Final = 1
 REQUEST: Final = 2
+SOME: Final = 6
+"""So many modules more or fewer are some: on a busy machine what is done once in a while falls into the request."""
+
 REGULAR_S: Final = 5.5
 """Regular work is done every five seconds at the latest, but for some that is done every minute."""
 
@@ -142,11 +145,12 @@ def test_the_page_names_the_files_in_the_order_in_which_a_request_runs_them(tmp_
     assert [row for row in rows if row not in first] == [], "the request does not run these"
     assert rows == sorted(rows, key=lambda row: first[row])
 
-    said = re.search(r"These are (\d+) files. In all, at most (\d+) modules", PAGE.read_text("utf-8"))
+    said = re.search(r"These are (\d+) files. In all, some (\d+) modules", PAGE.read_text("utf-8"))
     assert said is not None
     assert len({file for file, _ in rows}) == int(said[1])
     files = {file for file, function in first.keys() - idle}
-    if len(files) > int(said[2]):  # regular work may fall into the request, on a busy machine: other work each time
+    most = int(said[2]) + SOME
+    if len(files) > most:  # regular work may fall into the request, on a busy machine: other work each time
         again, idle = first_calls(tmp_path / "1")
         files &= {file for file, function in again.keys() - idle}
-    assert len(files) <= int(said[2]), sorted(files)
+    assert int(said[2]) - SOME <= len(files) <= most, sorted(files)

@@ -166,7 +166,7 @@ class Supervisor:
         self._watch = _Watch()
         self._info: ModelInfo | None = None
         self._load_failure: Failure | None = None
-        self._last_words = ""  # why the worker ends, where it ends itself
+        self._leaving_reason = ""  # why the worker ends, where it ends itself
         self._has_finished = False  # a request, in this life
         self._is_starved = False  # no process could be started, for lack of a resource that may become free
         self._waits_for_machine = False
@@ -296,7 +296,7 @@ class Supervisor:
     def _start_process(self) -> None:
         """Start a process; where that is impossible now, ``_live`` finds none."""
         self._info = self._load_failure = None
-        self._last_words = ""
+        self._leaving_reason = ""
         self._has_finished = self._is_starved = False
         self.rss_bytes = 0
         self._watch = _Watch()
@@ -338,7 +338,7 @@ class Supervisor:
             ending = Ending("hung", hung)
         else:
             # A worker that ends with a machine knows less than what watches the machines.
-            words = "" if process.is_machine_lost or not self._last_words else f": {self._last_words}"
+            words = "" if process.is_machine_lost or not self._leaving_reason else f": {self._leaving_reason}"
             ending = Ending("died", f"{process.reason}{words}", is_machine_lost=process.is_machine_lost)
         if self._info is not None:
             ready_s = clock.now() - self._watch.ready_at
@@ -412,7 +412,7 @@ class Supervisor:
                 case HandedOver(handed):
                     self._owner.worker_handed_over(handed)
                 case Leaving(reason):
-                    self._last_words = reason
+                    self._leaving_reason = reason
                 case Tokenized() | Detokenized() | Checked() | AdaptersSet():
                     self._owner.worker_answered(message)
                 case Loading(phase, done, total, at):
