@@ -154,7 +154,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return 1
 
 
-TOLD: Final = (b"x-inferd-ignored-params", b"x-inferd-unenforced-params", b"x-inferd-watermark")
+IGNORED_HEADER: Final = b"x-inferd-ignored-params"
+UNENFORCED_HEADER: Final = b"x-inferd-unenforced-params"
+WATERMARK_HEADER: Final = b"x-inferd-watermark"
+TOLD: Final = (IGNORED_HEADER, UNENFORCED_HEADER, WATERMARK_HEADER)
 """Headers in which an answer tells what has become of its request's fields. Those of another inferd are forwarded."""
 
 

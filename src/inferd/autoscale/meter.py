@@ -76,8 +76,9 @@ class _Ends:
     def __init__(self) -> None:
         self._noted: deque[tuple[float, int]] = deque()
         self.together = 0
-        """Requests in work. Those that began together end together, so fewer ends are no speed: it is long until the
-        first of them. With twice as many, all have ended since the first of them, and not only come at once."""
+        """Requests in work. Those that began together end together: before the first of them ends, a long time passes
+        without an end, so fewer ends than these are no speed. Twice as many are kept, so that one such time lies
+        between them."""
         self.work_s = 0.0
         self.number = 0
         self.is_sound = False
@@ -86,15 +87,13 @@ class _Ends:
         self._noted.append((work_s, number))
         self.work_s += work_s
         self.number += number
-        while self.work_s - self._noted[0][0] >= SPEED_S and self._is_enough(self.number - self._noted[0][1]):
+        kept = max(SOUND_ENDS, 2 * self.together)
+        while self.work_s - self._noted[0][0] >= SPEED_S and self.number - self._noted[0][1] >= kept:
             old_s, old = self._noted.popleft()
             self.work_s -= old_s
             self.number -= old
         if self.number >= max(SOUND_ENDS, self.together) and self.work_s > 0:
             self.is_sound = True  # also where more requests are in work from now on
-
-    def _is_enough(self, number: int) -> bool:
-        return number >= max(SOUND_ENDS, 2 * self.together)
 
 
 class Meter:

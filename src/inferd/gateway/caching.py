@@ -20,9 +20,10 @@ from inferd.events import CacheLooked
 from inferd.gateway.admission import reserve, terms_of
 from inferd.gateway.call import EVENTS_HEADERS, STREAM_TYPES, Call, EventStream, Response
 from inferd.gateway.context import Context
-from inferd.gateway.generation.requests import IGNORED_HEADER, ignored_header
+from inferd.gateway.generation.requests import ignored_header
 from inferd.gateway.idempotency import stored_headers
 from inferd.http.exchange import Headers
+from inferd.types import IGNORED_HEADER
 
 MAX_WAITS: Final = 3  # waits for another request's answer, before a request computes its own
 _HIT: Final[Headers] = ((b"x-inferd-cache", b"hit"),)

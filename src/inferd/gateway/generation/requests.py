@@ -23,6 +23,9 @@ from inferd.gateway.upstream import ModelStatus
 from inferd.http.exchange import Headers
 from inferd.router.stream import Stream, open_stream
 from inferd.types import (
+    IGNORED_HEADER,
+    UNENFORCED_HEADER,
+    WATERMARK_HEADER,
     AnswerSet,
     Delta,
     End,
@@ -38,7 +41,6 @@ from inferd.types import (
     TokenPrompt,
 )
 
-IGNORED_HEADER: Final = b"x-inferd-ignored-params"
 MAX_IGNORED: Final = 32  # names of ignored fields in a header
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")  # in a header's list of names
 
@@ -199,8 +201,8 @@ def report_headers(report: PromptReport | None) -> Headers:
     bind, and it has none."""
     if report is None:
         return ()
-    named = ((b"x-inferd-unenforced-params", _listed(report.unenforced)),) if report.unenforced else ()
-    return (*named, (b"x-inferd-watermark", report.watermark.encode())) if report.watermark else named
+    named = ((UNENFORCED_HEADER, _listed(report.unenforced)),) if report.unenforced else ()
+    return (*named, (WATERMARK_HEADER, report.watermark.encode())) if report.watermark else named
 
 
 def _listed(names: Sequence[str]) -> bytes:

@@ -12,9 +12,11 @@ from inferd.gateway.body.embedded import EmbeddedJson
 from inferd.gateway.errors import invalid, shown
 from inferd.gateway.generation.fields import is_given
 from inferd.gateway.limits import MAX_MESSAGES, MAX_TOOLS, check_arguments_schema
+from inferd.gateway.openai.tools import check_function
 from inferd.gateway.openai.wire import JSON, ChatMessage, ChatRequest, ContentPart, TokenizeRequest, Tool, ToolCall
 from inferd.types import Chat
 
+_REMEDY: Final = 'Send the call as {"type": "function", "function": {"name": ..., "arguments": ...}}.'
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
@@ -133,13 +135,7 @@ def _message(message: ChatMessage, at: str, embedded: EmbeddedJson) -> JSON:
 
 
 def _call(call: ToolCall, at: str, embedded: EmbeddedJson) -> JSON:
-    if call.type != "function":
-        raise invalid(
-            f"{at}.type",
-            f'{at}.type must be \'function\', not {shown(call.type)}. Send the call as {{"type": "function", '
-            '"function": {"name": ..., "arguments": ...}}.',
-            "unsupported_parameter",
-        )
+    check_function(call.type, at, _REMEDY)
     function = call.function
     if function is None:
         raise invalid(
@@ -221,12 +217,7 @@ def _tools(tools: list[Tool] | None) -> list[JSON] | None:
     rendered: list[JSON] = []
     places: dict[str, int] = {}
     for i, tool in enumerate(tools):
-        if tool.type != "function":
-            raise invalid(
-                f"tools[{i}].type",
-                f"tools[{i}].type must be 'function', not {shown(tool.type)}.",
-                "unsupported_parameter",
-            )
+        check_function(tool.type, f"tools[{i}]")
         function = tool.function
         if function is None or not function.name:
             raise InvalidRequest(

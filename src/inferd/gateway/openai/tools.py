@@ -23,6 +23,13 @@ _TEMPLATE_EFFORTS: Final = {"minimal": "low", "xhigh": "high", "max": "high"}
 _LONGEST_BUDGET: Final = 1_000_000
 
 
+def check_function(kind: str, at: str, remedy: str = "") -> None:
+    """Refuse a tool, or the call of one, of another type than ``function``. Raises InvalidRequest."""
+    if kind != "function":
+        said = f"{at}.type must be 'function', not {shown(kind)}."
+        raise invalid(f"{at}.type", f"{said} {remedy}" if remedy else said, "unsupported_parameter")
+
+
 def tool_use_of(body: ChatRequest) -> ToolUse | None:
     """The calls that the answer may or must have; None: it has none. Raises InvalidRequest."""
     choice = body.tool_choice
@@ -63,12 +70,7 @@ def _allowed(tools: Sequence[ChosenTool], names: Sequence[str], at: str) -> tupl
         raise invalid(at, f"{at} is empty; name at least one.")
     found: dict[str, None] = {}
     for i, tool in enumerate(tools):
-        if tool.type != "function":
-            raise invalid(
-                f"{at}[{i}].type",
-                f"{at}[{i}].type must be 'function', not {shown(tool.type)}.",
-                "unsupported_parameter",
-            )
+        check_function(tool.type, f"{at}[{i}]")
         found[_named(tool.function, names, f"{at}[{i}]")] = None
     return tuple(found)
 
