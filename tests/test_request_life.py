@@ -67,7 +67,7 @@ def traced_calls(folder: Path) -> Calls:
     """What a server calls while it has no request, and what it calls while it answers one streamed chat."""
     flag, out = folder / "flag", folder / "calls"
     flag.write_bytes(bytes(1))
-    package = "/inferd/"
+    package = "/src/inferd/"  # the folder of a checkout may have that name as well
     (folder / "sitecustomize.py").write_text(_TRACER.format(flag=str(flag), out=str(out), package=package), "utf-8")
     log = folder / "log"
     with log.open("wb") as stderr:

@@ -177,7 +177,7 @@ def test_a_complete_part_file_needs_no_further_byte(origin: Origin, tmp_path: Pa
 
 
 def test_a_damaged_part_file_is_found_by_the_digest(origin: Origin, tmp_path: Path) -> None:
-    (tmp_path / "weights.bin.part").write_bytes(b"x" + DATA[1:1000])
+    (tmp_path / "weights.bin.part").write_bytes(bytes([DATA[0] ^ 1]) + DATA[1:1000])
     (tmp_path / "weights.bin.part.json").write_text(f'{{"url": "{origin.url}", "validator": "\\"one\\""}}')
     with pytest.raises(ModelLoadError, match="other bytes"):
         fetch(origin, tmp_path / "weights.bin", sha256=SHA256)

@@ -473,7 +473,8 @@ class PoolMachine(RuleBasedStateMachine):
                 assert all(count <= replica.capacity for count in by_class.values())
                 assert replica.num_in_flight <= 4 * max(replica.capacity, 0)
                 assert replica.is_ready or not replica.num_in_flight
-                assert replica._prompt_work._tokens.keys() <= {request.id for request in held}
+                # Also of attempts that lost a race: the worker has them until it tells their end.
+                assert replica._prompt_work._tokens.keys() <= replica._in_flight.keys()
                 assert replica.load >= replica.outstanding
                 assert replica.num_in_flight or replica.load == 0
                 held_all = [ticket.request for ticket in replica._in_flight.values()]
