@@ -11,6 +11,7 @@ import httpx
 import pytest
 from tests.server_process import Server, running
 from tests.stopwatch import Stopwatch
+from tests.tiers import THOROUGH
 from tests.worker.watching import children, until_now
 
 
@@ -54,6 +55,7 @@ def test_during_the_drain_delay_requests_are_still_accepted() -> None:
         assert server.end()[0] == 0
 
 
+@THOROUGH
 def test_work_that_outlives_the_grace_period_ends_with_an_error_and_more_signals_do_not_prolong_it() -> None:
     with running({"grace_s": 1.0}) as server, server.stream("pace=0.05", 100_000) as response:
         lines = response.iter_lines()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import THOROUGH
 
 from inferd.eager import in_task, run_eagerly
 
@@ -183,6 +184,7 @@ def test_a_coroutine_that_is_cancelled_while_it_first_waits_cancels_what_it_wait
         assert outcome(whole, 0, is_eager=True) == outcome(whole, 0, is_eager=False)
 
 
+@THOROUGH
 @settings(max_examples=250, deadline=None)
 @given(PROGRAMS, st.integers(0, TURNS))
 def test_an_eager_coroutine_that_is_cancelled_ends_as_its_task_would(program: list[Any], at: int) -> None:

@@ -19,6 +19,7 @@ import httpx
 import pytest
 from tests.server_process import Server, running
 from tests.stopwatch import Stopwatch
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 from inferd.cli.main import main
@@ -116,6 +117,7 @@ def names(server: Server) -> set[str]:
     return {model["id"] for model in httpx.get(server.url + "/v1/models", timeout=10).json()["data"]}
 
 
+@THOROUGH
 def test_files_are_adopted_and_refused_under_load_without_a_dropped_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

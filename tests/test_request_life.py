@@ -13,6 +13,7 @@ from typing import IO, Final, NamedTuple
 
 import httpx
 import pytest
+from tests.tiers import THOROUGH
 from tests.worker.watching import children, is_running, until_now
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -137,6 +138,7 @@ def first_calls(folder: Path) -> tuple[dict[tuple[str, str], int], set[tuple[str
     return first, {(call.file, call.function) for call in calls.idle}
 
 
+@THOROUGH
 @pytest.mark.interpreted("follows the frames of Python functions")
 def test_the_page_names_the_files_in_the_order_in_which_a_request_runs_them(tmp_path: Path) -> None:
     first, idle = first_calls(tmp_path / "0")

@@ -1,7 +1,7 @@
 """Which tests run every day: ``make test`` leaves out what is marked ``thorough``, and ``.ci/run`` runs it all.
 
-A test is thorough when a smaller one beside it holds the same promise; its docstring or a comment names that one where
-it is not another parameter of the same test.
+A test is thorough when a smaller one beside it holds the same promise, or when it takes many seconds of servers that are
+killed, files that are trained or windows that pass.
 """
 
 from __future__ import annotations

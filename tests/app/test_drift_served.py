@@ -17,6 +17,7 @@ from tests.app.test_replaced_files import inferd
 from tests.predict.live import serving
 from tests.scripted import Rule
 from tests.scripted import serving as scripted
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 from inferd import models
@@ -32,6 +33,7 @@ def shown(model: str = "digits") -> dict[str, Any]:
     return dict(json.loads(printed))
 
 
+@THOROUGH
 def test_other_digits_are_found_and_a_restarted_server_compares_with_the_same_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 from rich.console import Console
 from tests.server_process import Server, running
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 from inferd.cli.running.status import rendered
@@ -45,6 +46,7 @@ def await_difference(servers: Sequence[Server], folder: Path, paths: list[str]) 
     until_now(lambda: all(differs(server, folder) == [paths] for server in servers), f"{paths} are told", 60)
 
 
+@THOROUGH
 def test_servers_name_what_differs_until_it_is_equal(tmp_path: Path) -> None:
     one, two = (write(tmp_path / f"{name}.yaml", tmp_path, size) for name, size in (("one", 4096), ("two", 8192)))
     with running(data_dir=tmp_path, file=one) as first, running(data_dir=tmp_path, file=two) as second:

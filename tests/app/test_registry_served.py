@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 from tests.app.test_replaced_files import inferd
 from tests.predict.live import serving
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
@@ -54,6 +55,7 @@ def answer(client: httpx.Client) -> Any:
     return found.json()["outputs"][0]["data"]
 
 
+@THOROUGH
 def test_the_version_in_production_is_served_and_a_promotion_is_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

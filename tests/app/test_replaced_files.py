@@ -192,6 +192,7 @@ def test_a_model_that_could_not_be_loaded_is_tried_again_by_a_reload(
         assert answer_of(server.url) == 2.0
 
 
+@THOROUGH
 def test_a_worker_that_dies_comes_back_as_what_it_was_whatever_lies_there_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ import yaml
 from onnx import TensorProto, helper, numpy_helper
 from tests.app.test_replaced_files import BODY, inferd, put, put_versions
 from tests.predict.live import serving
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 from inferd import models
@@ -245,6 +246,7 @@ def started(folder: Path) -> tuple[subprocess.Popen[str], str]:
     raise AssertionError((folder / "log").read_text()[-3000:])
 
 
+@THOROUGH
 def test_a_killed_server_goes_on_with_its_rollout_and_promotes_it_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +306,7 @@ def test_a_killed_server_goes_on_with_its_rollout_and_promotes_it_by_itself(
         process.communicate(timeout=30)
 
 
+@THOROUGH
 def test_a_rollout_that_is_taken_out_of_the_file_of_a_killed_server_is_aborted_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

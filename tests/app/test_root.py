@@ -21,6 +21,7 @@ from urllib.request import urlopen
 import msgspec
 import pytest
 from tests.heap import refreeze_heap
+from tests.tiers import THOROUGH
 from tests.tiny_server import TINY_WORKER, unknown
 
 from inferd.app.control_socket import open_control_socket
@@ -261,6 +262,7 @@ def test_a_start_without_usable_state_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / f"{port}.sock").exists()
 
 
+@THOROUGH
 def test_a_start_whose_only_model_fails_leaves_nothing(tmp_path: Path) -> None:
     port = free_port()
     refused(config(tmp_path, port, source="missing", grpc_port=free_port()), ModelLoadError, "config.json")

@@ -12,6 +12,7 @@ import pytest
 from tests.app.test_replaced_files import inferd, put
 from tests.app.test_rollouts_served import failing, rollout_of, state_of, worse_digits
 from tests.predict.live import serving
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 from inferd import models
@@ -40,6 +41,7 @@ def compared(name: str) -> int:
     return sum(copies.get(result, 0) for result in ("equal", "differs", "failed"))
 
 
+@THOROUGH
 def test_a_worse_classifier_is_taken_back_before_it_answers_any_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +151,7 @@ def test_a_version_that_fails_is_taken_back_and_no_client_hears_of_it(
         assert found["differing"][0]["part"] == ""
 
 
+@THOROUGH
 def test_texts_are_drawn_with_the_seed_of_the_answer_so_equal_versions_give_equal_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

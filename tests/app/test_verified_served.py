@@ -15,6 +15,7 @@ from tests.app.test_replaced_files import answer_of, inferd, put
 from tests.artefacts.signers import key, private_pem, public_pem
 from tests.predict.live import serving
 from tests.predict.small_onnx import identity as small_model
+from tests.tiers import THOROUGH
 
 from inferd.artefacts.manifest import manifest_of
 from inferd.artefacts.signature import sign
@@ -99,6 +100,7 @@ def test_what_does_not_verify_is_not_loaded_and_disturbs_no_other_model(
     assert (warning["level"], warning["worker"]) == ("warning", "warned/0")
 
 
+@THOROUGH
 @pytest.mark.parametrize("server", [{}, {"memory_bytes": 120_000_000}], ids=["beside", "in turn"])
 def test_files_that_do_not_verify_replace_nothing_that_serves(tmp_path: Path, server: dict[str, Any]) -> None:
     """With memory for two workers, and where the old one has to leave before the new one is loaded."""

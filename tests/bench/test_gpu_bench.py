@@ -29,6 +29,7 @@ def _on_cpu() -> Iterator[None]:
         yield
 
 
+@THOROUGH
 @pytest.mark.usefixtures("_on_cpu")
 def test_products_and_rows_are_checked() -> None:
     found = [*kernels.product_errors(CPU)]

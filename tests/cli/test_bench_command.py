@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.server_process import Server, running
+from tests.tiers import THOROUGH
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +129,7 @@ def _listening() -> list[str]:
     return [f"{row[1]} " for row in rows if row[3] == "0A"]
 
 
+@THOROUGH
 def test_a_server_of_its_own_that_does_not_start_says_why(tmp_path: Path) -> None:
     found = bench(tmp_path, str(tmp_path / "none"))
     assert found.returncode == 1

@@ -23,6 +23,7 @@ import yaml
 from click.testing import CliRunner
 from sklearn.ensemble import RandomForestClassifier
 from tests.predict.row_models import cumulative_sum
+from tests.tiers import THOROUGH
 
 from inferd.cli.chat import converse
 from inferd.cli.flags import MODEL_LEAVES, NODES_LEAVES, SERVER_LEAVES, flag_name, in_flags
@@ -575,6 +576,7 @@ def commands(words: tuple[str, ...] = (), found: click.Command = cli) -> Iterato
             yield from commands((*words, name), inner)
 
 
+@THOROUGH
 def test_a_forest_in_skops_is_served_with_what_the_refusal_says(tmp_path: Path) -> None:
     path = tmp_path / "forest.skops"
     forest = RandomForestClassifier(2).fit([[0.0, 1.0], [1.0, 0.0]], [0, 1])

@@ -17,7 +17,7 @@ from tests.gateway.grpc.running import text_request, unary
 from tests.scripted import Rule
 from tests.scripted.serving import ScriptedServer, serving
 from tests.stopwatch import Stopwatch
-from tests.tiers import sample
+from tests.tiers import THOROUGH, sample
 
 MOST_S = 20.0  # of one refusal: far above the limits of its parts, for a machine that is busy
 ASK = [{"role": "user", "content": "hi"}]
@@ -264,7 +264,9 @@ FORCED: list[tuple[Any, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("schema", "told"), BAD_SCHEMAS)
+@pytest.mark.parametrize(
+    ("schema", "told"), [BAD_SCHEMAS[0], *(pytest.param(*one, marks=THOROUGH) for one in BAD_SCHEMAS[1:])]
+)
 def test_a_tool_that_must_be_called_needs_a_schema_that_is_enforced(
     http: httpx.Client, server: ScriptedServer, schema: Any, told: str
 ) -> None:
@@ -480,6 +482,7 @@ BOMBS: dict[str, Any] = {
 GRAMMARS = ("start: " + "(" * 9_000, 'start: "a"{0,99999}{0,99999}', "root ::= " + '"a" | ' * 20_000 + '"b"')
 
 
+@THOROUGH
 @pytest.mark.parametrize("bomb", sample([*BOMBS, "grammars"], "all subsets", "deep", "grammars"))
 def test_bombs_of_every_dialect_keep_no_other_client_waiting(
     http: httpx.Client, server: ScriptedServer, bomb: str

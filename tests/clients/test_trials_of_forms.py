@@ -112,6 +112,7 @@ def test_streams_go_on_beside_bombs_and_killed_trials(serving: Serving) -> None:
     assert serving.complete(guided_regex="[ab]{2}").json()["choices"][0]["text"] in ("aa", "ab", "ba", "bb")
 
 
+@THOROUGH
 @pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGKILL], signal.SIGKILL))
 def test_nothing_is_left_of_a_server_that_ends_during_a_trial(serving: Serving, number: signal.Signals) -> None:
     assert serving.complete(guided_regex="a").status_code == 200

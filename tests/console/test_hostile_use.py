@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.console.browser import Demo, Tab, expect
 from tests.http_server import answering
+from tests.tiers import THOROUGH
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -23,6 +24,7 @@ PAGES = ("overview", "playground", "models", "requests", "keys", "events", "sign
 # -- addresses -----------------------------------------------------------------------------------
 
 
+@THOROUGH
 def test_an_address_that_is_broken_leads_to_a_page(page: Any, server: Demo) -> None:
     for address, title in {
         "console/#/constructor": "Overview",
@@ -114,6 +116,7 @@ def fulfilling(answer: dict[str, Any]) -> Callable[[Any], None]:
     return lambda route: route.fulfill(**answer)
 
 
+@THOROUGH
 def test_a_broken_stream_ends_and_the_page_goes_on(page: Any, server: Demo) -> None:
     page.goto(server.url + "console/#/playground/demo")
     for stream in (

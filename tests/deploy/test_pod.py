@@ -16,6 +16,7 @@ from tests.deploy.chart import render
 from tests.deploy.permutations import values_of
 from tests.gateway.grpc.keda import Keda
 from tests.server_process import Server
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 from inferd.app.change import refuse_empty, refuse_restarts
@@ -61,6 +62,7 @@ def make_key() -> str:
     return shown.getvalue().strip()
 
 
+@THOROUGH
 def test_a_pod_of_the_chart_is_probed_opened_scaled_and_keeps_serving_over_a_half_written_configmap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.grpc.messages import message_type
 from tests.gateway.grpc.running import SERVICE, text_request
 from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Talk, completion, piece
-from tests.tiers import sample
+from tests.tiers import THOROUGH, sample
 from tests.worker.watching import IMPATIENT, TINY_WORKER, until
 
 from inferd.cache.memory import MemoryCache
@@ -398,6 +398,7 @@ def test_ledger_log_and_metrics_tell_what_was_computed_however_requests_end(tmp_
     run(work())
 
 
+@THOROUGH
 @pytest.mark.parametrize("seed", sample(range(2), 0))
 def test_they_agree_when_workers_die_as_well(tmp_path: Path, seed: int) -> None:
     """Work that was lost with a worker is charged to no tenant, and neither is a second replica's work for the same

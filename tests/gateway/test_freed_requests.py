@@ -18,6 +18,7 @@ from typing import Any
 import uvloop
 from tests.heap import refreeze_heap
 from tests.remote.fault_server import CHUNKED, DONE, FaultServer, Talk, completion, piece
+from tests.tiers import THOROUGH
 from tests.worker.watching import routing, until
 
 from inferd.cache.memory import MemoryCache
@@ -278,6 +279,7 @@ def ours(found: list[Any]) -> Counter[str]:
     )
 
 
+@THOROUGH
 def test_a_request_that_is_over_has_left_nothing_behind() -> None:
     left: dict[str, Counter[str]] = {}
 

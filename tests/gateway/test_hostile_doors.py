@@ -28,7 +28,7 @@ from tests.gateway.grpc.client import Client, framed
 from tests.gateway.grpc.running import GrpcRunning, PredictingRouter, infer_request
 from tests.gateway.grpc.running import running as grpc_running
 from tests.heap import freeze_heap, refreeze_heap
-from tests.tiers import sample
+from tests.tiers import THOROUGH, sample
 from tests.worker.watching import until_now
 
 from inferd.cli.version import is_gateway_compiled
@@ -199,6 +199,7 @@ def slow(site: Running | GrpcRunning, attacks: Iterable[Attack], lines: Lines) -
 NUM_PARTS = 5
 
 
+@THOROUGH
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", sample(range(NUM_PARTS), 0))
 def test_no_request_over_http_makes_others_wait(http: Running, lines: Lines, part: int) -> None:
@@ -252,6 +253,7 @@ def test_no_frames_of_http2_make_others_wait(grpc: GrpcRunning, lines: Lines) ->
     assert not slow(grpc, flood_attacks(), lines)
 
 
+@THOROUGH
 @pytest.mark.parametrize("way", ["their deadlines pass together", "their connection is cut"])
 def test_a_thousand_calls_that_end_together_do_not_block_the_event_loop(grpc: GrpcRunning, way: str) -> None:
     body = infer_request().SerializeToString()

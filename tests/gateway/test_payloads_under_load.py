@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.gateway.fakes import FakeRouter, running
+from tests.tiers import THOROUGH
 
 from inferd.config import PayloadsConfig
 from inferd.observe.payloads import log as payload_log
@@ -58,6 +59,7 @@ def full(append: Callable[..., None]) -> Callable[..., None]:
     return refused
 
 
+@THOROUGH
 @pytest.mark.parametrize("disk", [slow, full])
 def test_a_slow_or_full_disk_slows_no_request_and_every_loss_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[Callable[..., None]], Callable[..., None]]

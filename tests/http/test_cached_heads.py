@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.gateway.fakes import FakeDoor, Running, running
 from tests.http.test_http_framing import Host, Wire
+from tests.tiers import THOROUGH
 
 from inferd.config import Config, ServerConfig
 from inferd.head_pattern import SplitHead
@@ -120,6 +121,7 @@ HEADS = st.tuples(
 BODIES = st.lists(st.sampled_from([0, 0, 1, 3, 5, 7, 9, 12]).map(bytes), min_size=1, max_size=3)  # lines name some
 
 
+@THOROUGH
 @settings(max_examples=400, deadline=None)
 @given(
     st.lists(HEADS, min_size=1, max_size=3),

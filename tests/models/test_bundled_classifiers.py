@@ -12,6 +12,7 @@ import onnx
 import pytest
 import yaml
 from tests.predict.steps.pictures import file_of
+from tests.tiers import THOROUGH
 from training.classifiers import digits, intents, scores
 from training.classifiers.digits import drawn
 from training.classifiers.phrases import LABELS, WORDS, phrases, words
@@ -93,6 +94,7 @@ def test_the_graph_of_intents_is_scikit_learns_pipeline(loaded: dict[str, Runtim
     np.testing.assert_allclose(ours, model.predict_proba(vectors.transform(said)), atol=2e-3)
 
 
+@THOROUGH
 @pytest.mark.slow
 def test_the_script_makes_a_classifier_of_digits_that_is_as_good() -> None:
     """Not the same bits: another processor or scikit-learn rounds otherwise. Of intents the test above says it."""

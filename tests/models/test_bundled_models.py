@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tests.tiers import THOROUGH
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -142,6 +143,7 @@ def test_it_writes_the_json_that_is_asked_for() -> None:
     assert list(json.loads(ask("Give me JSON with name and age"))) == ["name", "age"]
 
 
+@THOROUGH
 def test_it_calls_a_tool_and_reports_the_result() -> None:
     question = {"role": "user", "content": "What is the weather in Paris?"}
     called = reply([question], tools=[WEATHER])

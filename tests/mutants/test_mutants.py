@@ -20,6 +20,7 @@ from tests.mutants.run import Fate, Limits, Outcome, failed_tests
 from tests.mutants.selection import Nearness, likely_tests, rank, sample
 from tests.mutants.sources import PACKAGE, ROOT, Source, bodies, imported, module_name, room_of
 from tests.mutants.trace import MAPPED, Seen, Trace, kept, marked
+from tests.tiers import THOROUGH
 
 SOURCE = '''"""Text that no change touches: 1 < 2."""
 
@@ -261,6 +262,7 @@ def test_what_is_imported_from_a_package_is_its_module_or_else_the_package() -> 
     assert {*imported(text, package)} == {"inferd.types", "inferd", "inferd.clock", "inferd.errors"}
 
 
+@THOROUGH
 def test_a_run_that_is_interrupted_keeps_what_its_complete_files_ran(tmp_path: Path) -> None:
     (tmp_path / "test_first.py").write_text(
         "import builtins\n\n"
@@ -303,6 +305,7 @@ def test_a_change_by_hand_is_still_to_be_had(known: Known) -> None:
         assert f"def {name}" in (ROOT / file).read_text("utf-8")
 
 
+@THOROUGH
 def test_what_is_said_to_be_equivalent_is_still_one_of_the_changes_and_says_why() -> None:
     for known in EQUIVALENT:
         source = (PACKAGE / known.file).read_text("utf-8")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import THOROUGH
 from torch import Tensor
 
 from inferd.native import compiled
@@ -321,6 +322,7 @@ def _pages_ahead() -> tuple[int, int, int, bool]:
     return touched, grown, cache.touch_more(), bool((keys[:, 4] == 1).all() and (values[:, 4] == 1).all())
 
 
+@THOROUGH
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what has pages")
 def test_blocks_that_are_used_first_get_pages_ahead_of_time() -> None:
     # In a process of its own: the memory of earlier tests has pages when it is used again.

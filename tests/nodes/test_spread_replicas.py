@@ -16,6 +16,7 @@ from bench.namespaces import can_make_hosts, host
 from tests.engine.test_engine import make_request
 from tests.engine.test_engine import run as run_engine
 from tests.nodes.joined import Cluster, Node, cluster
+from tests.tiers import THOROUGH
 from tests.worker.watching import children, is_running, next_output, outputs_of, text_of, until
 
 from inferd import clock
@@ -101,6 +102,7 @@ def reasons(made: Cluster) -> list[str]:
     return [event.reason for event in made.witness.events if isinstance(event, ReplicaChanged) if event.state == "died"]
 
 
+@THOROUGH
 def test_a_replica_on_two_machines_answers_as_one_process_and_outlives_a_node(tmp_path: Path) -> None:
     tokens = 200
 

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.families import FAMILIES, write_checkpoint
+from tests.tiers import THOROUGH
 
 from inferd.checkpoints.architecture import read_config
 from inferd.checkpoints.declared_tensors import declared_tensors
@@ -166,6 +167,7 @@ print(resident)
 """
 
 
+@THOROUGH
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 def test_a_full_replicas_memory_is_within_the_stated_error_of_its_plan() -> None:
     arena = 150_000_000

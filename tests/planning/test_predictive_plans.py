@@ -16,6 +16,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 from tests.predict.runtimes.programs import Scores, export
+from tests.tiers import THOROUGH
 
 from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig, PipelineConfig, ServerConfig
 from inferd.errors import ConfigError, ModelLoadError
@@ -186,6 +187,7 @@ print(json.dumps({each.name: each.headroom_bytes for each in plan.models}))
 """
 
 
+@THOROUGH
 def test_a_plan_counts_the_build_of_torch_that_is_installed_without_importing_it(tmp_path: Path) -> None:
     """The folder ``torch`` stands for a build; its import ends the process."""
     models = {

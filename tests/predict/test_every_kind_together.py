@@ -18,6 +18,7 @@ from sklearn.pipeline import make_pipeline
 from tests.predict.encoder.tiny_encoders import write_encoder
 from tests.predict.live import serving
 from tests.predict.small_onnx import identity
+from tests.tiers import THOROUGH
 
 from inferd import models
 
@@ -107,6 +108,7 @@ def ask_each(server: Served, booster: xgboost.Booster) -> None:
         assert client.post("/v2/models/mine/infer", json=asked).json()["outputs"][0]["data"] == ["abc"]
 
 
+@THOROUGH
 def test_each_is_asked_in_its_own_way(server: Served, booster: xgboost.Booster) -> None:
     ask_each(server, booster)
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from tests.tiers import THOROUGH
 
 from inferd.errors import ModelLoadError
 from inferd.registry.onnx_file import check_external, read_onnx
@@ -70,6 +71,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path_factory: pytest.Tem
     assert file.outputs
 
 
+@THOROUGH
 @given(at=st.integers(min_value=0), value=st.integers(0, 255))
 @settings(max_examples=150, deadline=None)
 def test_a_changed_byte_never_raises_anything_else(

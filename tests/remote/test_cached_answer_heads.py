@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.tiers import THOROUGH
 
 from inferd import clock
 from inferd.errors import UpstreamFailed
@@ -147,6 +148,7 @@ answers = st.builds(
 )
 
 
+@THOROUGH
 @settings(max_examples=300, deadline=None)
 @given(st.lists(answers, min_size=1, max_size=4), st.lists(st.sampled_from([1, 3, 10, 60, 10_000]), min_size=1))
 def test_an_answer_with_a_cached_head_is_delivered_as_the_parser_would_deliver_it(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.remote.fault_server import CHUNKED, FaultServer, Talk, completion, event, piece
 from tests.remote.replicas import bench
 from tests.remote.test_relays import MESSAGES, Site, through, well
+from tests.tiers import THOROUGH
 
 from inferd.config import BreakerConfig, RetryConfig
 from inferd.errors import DeadlineExceeded, UpstreamFailed
@@ -141,6 +142,7 @@ streams = st.builds(
 answers = st.tuples(st.booleans(), wholes | streams | st.binary(max_size=200), st.integers(0, 3000))
 
 
+@THOROUGH
 @settings(max_examples=60, deadline=None)
 @given(st.lists(answers, min_size=1, max_size=4))
 @example([(False, headed(b"application/json", NO_UTF8["a field that is read"], "length"), 3000)])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, binomtest  # type: ignore[import-untyped]
-from tests.tiers import sample
+from tests.tiers import THOROUGH, sample
 
 from inferd.rollout.evidence import (
     RISKS,
@@ -124,6 +124,7 @@ def ever_reached(
     return np.where(reached.any(axis=1), reached.argmax(axis=1) + 1, 0)
 
 
+@THOROUGH
 @pytest.mark.parametrize("share", sample([0.01, 0.05, 0.5], 0.05))
 def test_versions_that_are_alike_are_seldom_withdrawn_however_often_one_looks(share: float) -> None:
     reached = ever_reached(np.random.default_rng(16), 4000, 1500, share, 1.0, math.log(100))

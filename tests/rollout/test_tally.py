@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest  # type: ignore[import-untyped]
+from tests.tiers import THOROUGH
 
 from inferd.events import Assigned, HttpServed
 from inferd.rollout import tally as tally_module
@@ -95,6 +96,7 @@ def test_the_share_of_units_that_stayed_is_theirs() -> None:
     assert binomtest(sum(point >= 0.95 for point in kept), len(kept), 0.0625).pvalue > 0.001
 
 
+@THOROUGH
 def test_users_who_come_again_and_again_withdraw_no_version_that_is_alike() -> None:
     """Some of them always fail, others now and then, while the share grows and moves them to the new version."""
     random, runs, withdrawn = np.random.default_rng(21), 250, 0

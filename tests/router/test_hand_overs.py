@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.conftest import write_tiny_model
+from tests.tiers import THOROUGH
 from tests.worker.watching import Witness, outputs_of, text_of, until
 
 from inferd import clock
@@ -59,6 +60,7 @@ def hand_over_of(outputs: list[Output]) -> HandOver:
     return end.routing.hand_over
 
 
+@THOROUGH
 @pytest.mark.slow
 @pytest.mark.interpreted("replaces a function")
 def test_answers_are_equal_with_roles_and_while_either_side_is_killed(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import write_tiny_model
-from tests.tiers import sample
+from tests.tiers import THOROUGH, sample
 from tests.worker.watching import Witness, interrupted, outputs_of, text_of, until, worker_pid
 
 from inferd import clock
@@ -67,6 +67,7 @@ def test_answers_are_those_of_the_engine_in_process_before_and_after_a_kill(tmp_
     asyncio.run(scenario())
 
 
+@THOROUGH
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", sample([0.0, 1.0], 1.0))
 def test_a_stream_goes_on_token_by_token_after_its_worker_was_killed(tmp_path: Path, temperature: float) -> None:

@@ -10,6 +10,7 @@ import openai
 import pytest
 from tests.scripted import Rule
 from tests.scripted.conftest import Serve
+from tests.tiers import THOROUGH
 
 
 def test_a_conversation_follows_its_script(serve: Serve) -> None:
@@ -40,6 +41,7 @@ def test_a_conversation_follows_its_script(serve: Serve) -> None:
         assert len(pieces) > 1
 
 
+@THOROUGH
 def test_a_script_answers_within_the_requests_form(serve: Serve) -> None:
     url = serve(
         [

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.stored.conftest import Open, item, made
+from tests.tiers import THOROUGH
 
 from inferd.errors import InvalidRequest, StateUnavailable, StoredNotFound
 from inferd.events import Event, StoredCounted, StoredDropped
@@ -203,6 +204,7 @@ def test_a_deletion_whose_request_is_cancelled_is_erased(open_store: Open, state
     asyncio.run(main())
 
 
+@THOROUGH
 def test_a_chain_of_ten_thousand_is_read(open_store: Open) -> None:
     async def main() -> None:
         async with open_store() as store:

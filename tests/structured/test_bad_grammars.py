@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import THOROUGH
 
 from inferd.answer_form import Constraint, Grammar, JsonSchema, Regex, TaggedStructure, TaggedText
 from inferd.checkpoints.answers.format import AnswerFormat, Reasoning
@@ -406,6 +407,7 @@ def message_of(compiler: Compiler, constraint: Constraint) -> str:
     return ""
 
 
+@THOROUGH
 @settings(max_examples=150, deadline=None)
 @given(st.lists(pieces, min_size=1, max_size=7).map("".join))
 def test_the_mask_engine_takes_the_form_of_each_pattern_that_the_check_takes(compiler: Compiler, pattern: str) -> None:

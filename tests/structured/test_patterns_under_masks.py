@@ -11,11 +11,12 @@ from bench.schemas import Masks, Refused
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from tests.structured.near_schemas import schemas, values
+from tests.tiers import examples
 
 from inferd.structured.check import Validator
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=list(HealthCheck))
 @given(schemas, st.integers(0, 1_000))
 def test_every_answer_under_masks_is_valid(schema: Any, seed: int) -> None:
     try:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from tests.structured.near_schemas import schemas, values
+from tests.tiers import THOROUGH, examples
 
 from inferd.errors import InvalidRequest
 from inferd.structured.schema import formats, normalise
@@ -24,7 +25,7 @@ def _is_valid(schema: Any, value: Any) -> bool:
     return is_valid
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(300), suppress_health_check=list(HealthCheck))
 @given(schemas, st.lists(values, min_size=3, max_size=12))
 def test_no_value_becomes_valid(schema: Any, near: list[Any]) -> None:
     try:
@@ -40,7 +41,7 @@ def test_no_value_becomes_valid(schema: Any, near: list[Any]) -> None:
             assert _is_valid(schema, value)
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(300), suppress_health_check=list(HealthCheck))
 @given(schemas, st.lists(values, min_size=3, max_size=12))
 def test_no_value_is_lost_but_by_the_listed_losses(schema: Any, near: list[Any]) -> None:
     text = repr(schema)
@@ -206,6 +207,7 @@ def test_a_refusal_names_field_pointer_and_remedy(schema: Any, place: str, words
     assert words in refusal.value.message
 
 
+@THOROUGH
 def test_a_long_chain_of_unions_is_read_without_deep_recursion() -> None:
     links: dict[str, Any] = {
         f"d{i}": {

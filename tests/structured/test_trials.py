@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.heap import thread_seconds
+from tests.tiers import THOROUGH
 
 from inferd.answer_form import Choices, Constraint, Grammar, JsonSchema, Regex
 from inferd.backend import TakesLong
@@ -267,6 +268,7 @@ def lasting(tiny_model: Path) -> Iterator[Compiler]:
     made.close()
 
 
+@THOROUGH
 @settings(max_examples=150, deadline=None)
 @given(cheap_schemas)
 def test_what_needs_no_trial_is_cheap(lasting: Compiler, schema: Any) -> None:

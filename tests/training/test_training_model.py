@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from tests.tiers import THOROUGH
 from tokenizers import Tokenizer
 from training.model import Llama, LlamaShape
 from training.train import IGNORED, batches, learning_rate, loss_of
@@ -37,6 +38,7 @@ def test_only_the_assistants_words_are_targets() -> None:
     assert torch.equal(targets[learnt], following[learnt])
 
 
+@THOROUGH
 def test_the_loss_falls_in_a_few_steps() -> None:
     torch.manual_seed(0)
     tokenizer = Tokenizer.from_file(str(models.path("demo") / "tokenizer.json"))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tiers import sample
+from tests.tiers import THOROUGH, sample
 
 LOAD = """
 import sys
@@ -22,6 +22,7 @@ except ModelLoadError as error:
 """
 
 
+@THOROUGH
 @pytest.mark.parametrize("package", sample(["torch", "tokenizers"], "tokenizers"))
 def test_the_line_that_installs_it_is_told(tmp_path: Path, package: str) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.tiers import THOROUGH
 from tests.worker.tiny_backend import letters
 from tests.worker.watching import (
     IMPATIENT,
@@ -85,6 +86,7 @@ async def restarted(times: int) -> tuple[list[int], list[int], list[int]]:
         return before, books(), children(os.getpid())
 
 
+@THOROUGH
 def test_many_restarts_leave_no_process_descriptor_thread_or_task_behind() -> None:
     others = children(os.getpid())
     before, after, during = asyncio.run(restarted(RESTARTS))

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from tests.tiers import THOROUGH
 from training.corpus import exchanges
 from training.dialogue import render
 
@@ -30,6 +31,7 @@ def test_eight_bits_cost_at_most_half_a_per_cent(shared_data: Path, tmp_path: Pa
     assert result.after_bytes < 0.5 * result.before_bytes
 
 
+@THOROUGH
 def test_four_bits_cost_the_bundled_model_little(tmp_path: Path) -> None:
     data = tmp_path / "corpus.txt"
     dialogues = islice(exchanges(1, "held-out"), 600)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tiers import THOROUGH
 
 from inferd.checkpoints.architecture import read_config
 from inferd.checkpoints.decoder_config import FAMILIES, Source
@@ -47,6 +48,7 @@ class Student:
         return tuned(self.open, self.quantised, self.forms, self.windows, epochs=epochs, progress=lambda *_: None)
 
 
+@THOROUGH
 def test_answers_come_closer_to_the_original_s_and_grids_stay_grids(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

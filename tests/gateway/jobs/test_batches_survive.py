@@ -11,6 +11,7 @@ import openai
 from openai.types import Batch
 from tests.gateway.jobs.serving_jobs import begin, ended, line, lines_of
 from tests.server_process import running
+from tests.tiers import THOROUGH
 
 PATH = "/v1/completions"
 
@@ -35,6 +36,7 @@ def until_answered(client: openai.OpenAI, batch: Batch, count: int) -> None:
         time.sleep(0.02)
 
 
+@THOROUGH
 def test_a_batch_outlives_a_killed_server_and_a_killed_worker(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with running(data_dir=tmp_path / "data") as server, client_of(server.url) as client:

@@ -13,6 +13,7 @@ import pytest
 from tests.gateway.responses.test_background import ended, until
 from tests.scripted import Rule
 from tests.scripted.serving import serving
+from tests.tiers import THOROUGH
 
 RULES = [Rule("", "Hello!")]
 CANARY = "a canary sings in the garden "
@@ -51,6 +52,7 @@ def is_there(client: openai.OpenAI, name: str) -> bool:
     return True
 
 
+@THOROUGH
 def test_the_oldest_go_first_and_what_is_too_large_is_refused(site: Site) -> None:
     client = site.client(max_bytes=60_000)
     made = [client.responses.create(model="scripted", input=f"{number} {CANARY * 200}") for number in range(16)]
@@ -96,6 +98,7 @@ def test_what_is_too_old_is_gone(site: Site) -> None:
     assert lost.value.param == "conversation"
 
 
+@THOROUGH
 def test_deleted_text_is_in_no_file_of_the_running_server(site: Site) -> None:
     client = site.client()
     asked: dict[str, Any] = {"model": "scripted", "input": CANARY * 300}

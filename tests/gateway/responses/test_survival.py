@@ -13,6 +13,7 @@ import pytest
 from tests.gateway.responses.test_worker_deaths import DRAWN
 from tests.scripted import Rule
 from tests.scripted.serving import ScriptedServer, serving
+from tests.tiers import THOROUGH
 
 LONG = " ".join(f"word {number}" for number in range(400))
 RULES = [
@@ -79,6 +80,7 @@ def test_a_killed_server_loses_no_response_and_finishes_what_it_began(site: Site
     assert client.responses.retrieve(name).output_text == LONG
 
 
+@THOROUGH
 def test_a_drawn_text_is_drawn_again_from_the_same_items(site: Site) -> None:
     """The client that follows it gets one text, though its conversation has grown meanwhile."""
     client = site.client()
@@ -113,6 +115,7 @@ def test_a_drawn_text_is_drawn_again_from_the_same_items(site: Site) -> None:
     assert [item.type for item in client.conversations.items.list(talk.id).data] == ["message"] * 4
 
 
+@THOROUGH
 def test_a_response_that_was_begun_too_often_has_failed(site: Site) -> None:
     name = site.client().responses.create(model="scripted", input="a long text", background=True).id
     for _ in range(2):

@@ -14,6 +14,7 @@ from tests.conftest import postgres_schema
 from tests.gateway.responses.test_background import ended, until
 from tests.scripted import Rule
 from tests.scripted.serving import ScriptedServer, serving
+from tests.tiers import THOROUGH
 
 LONG = " ".join(f"word {number}" for number in range(400))
 LINE = {"type": "array", "items": {"const": "word"}, "minItems": 999}
@@ -86,6 +87,7 @@ def test_a_background_response_is_followed_at_the_other_server(pair: Pair) -> No
     assert "".join(told) == LONG
 
 
+@THOROUGH
 @pytest.mark.parametrize("deletes", [False, True])
 def test_a_background_response_is_ended_at_the_other_server(pair: Pair, deletes: bool) -> None:
     def given_up() -> list[dict[str, Any]]:

@@ -85,6 +85,7 @@ def test_a_stream_fails_and_is_stored_as_it_was_sent(server: ScriptedServer, cli
     assert client.responses.create(model="scripted", input="hello", conversation=talk.id).output_text == "Hello!"
 
 
+@THOROUGH
 def test_an_answer_in_one_piece_is_computed_by_the_next_worker(server: ScriptedServer, client: openai.OpenAI) -> None:
     talk = client.conversations.create()
     with ThreadPoolExecutor() as pool:

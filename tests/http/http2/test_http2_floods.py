@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.http.http2.h2_site import PREFACE, Echo, Peer, asking, block, data, in_loop
-from tests.tiers import sample
+from tests.tiers import THOROUGH, sample
 
 from inferd import clock
 from inferd.http import cost
@@ -159,6 +159,7 @@ def test_connections_that_have_more_to_do_take_turns() -> None:
     assert "".join(done) == "a|b|c|a|c|a|"
 
 
+@THOROUGH
 def test_useful_requests_pay_for_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that asks and takes its answers is never sent away, however much it asks in however little time."""
     monkeypatch.setattr(clock, "now", lambda: 100.0)

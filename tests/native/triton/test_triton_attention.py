@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.tiers import THOROUGH
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton has no package for this machine")
@@ -141,6 +142,7 @@ def table_of(half: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
+@THOROUGH
 @given(
     shape=shapes,
     parts=st.lists(st.builds(Rows, st.integers(0, 40), st.integers(1, 5)), min_size=1, max_size=2),

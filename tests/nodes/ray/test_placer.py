@@ -16,6 +16,7 @@ from tests.nodes.joined import tiny
 from tests.nodes.ray.placed import Placed, placed
 from tests.nodes.test_nodes_serve import answered, in_flight
 from tests.ports import free_port
+from tests.tiers import THOROUGH
 from tests.worker.tiny_backend import letters
 from tests.worker.watching import text_of, until
 
@@ -120,6 +121,7 @@ def test_reservations_follow_the_number_of_replicas(plan: Plan, monkeypatch: pyt
     asyncio.run(scenario())
 
 
+@THOROUGH
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_reload_replaces_replicas_with_and_without_room_for_both(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, cores: int

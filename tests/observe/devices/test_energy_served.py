@@ -14,6 +14,7 @@ import httpx
 import pytest
 from tests.observe.devices.test_device_series import write
 from tests.server_process import Server, running
+from tests.tiers import THOROUGH
 from tests.worker.watching import until_now
 
 IDLE_W, PACE_S = 50.0, 0.1
@@ -95,6 +96,7 @@ def status(server: Server, folder: Path, *options: str) -> str:
     return subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+@THOROUGH
 def test_each_model_gets_the_energy_that_the_device_drew_for_it(tmp_path: Path) -> None:
     """The device draws more only while the model computes. So what it drew is the model's, without the time between
     steps at the power of an idle device. Both are read from the device, and do not depend on when it is read."""

@@ -14,6 +14,7 @@ from tests.experiments.client import JSON
 from tests.experiments.upstream import Upstream, failing, well
 from tests.observe.traces.collector import Collector, attributes, collecting
 from tests.observe.traces.test_traces_served import parts
+from tests.tiers import THOROUGH
 from tests.why.injections import late_failure
 from tests.why.lab import Lab, at_once, lab, text_of
 
@@ -86,6 +87,7 @@ def seconds(span: Span) -> float:
     return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
 
 
+@THOROUGH
 def test_a_request_that_waits_for_its_model_has_a_span_of_the_load(site: Site) -> None:
     root, below = site.trace("text_completion cold", site.lab.ask(model="cold", name="cold"))
     loads, _ = parts(site.collector.await_spans("load cold"))

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 from tests.predict.row_models import FLOAT, INT64, node, saved
+from tests.tiers import THOROUGH
 
 from inferd.errors import ModelLoadError
 from inferd.registry.onnx_file import read_onnx
@@ -521,6 +522,7 @@ CONSTANTS |= {
 }
 
 
+@THOROUGH
 @given(
     steps=st.lists(st.tuples(st.integers(0, len(STEPS) - 1), st.booleans()), min_size=1, max_size=6),
     seed=st.integers(0, 99),
