@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,12 +15,13 @@ from inferd.config import ModelConfig, NodesConfig
 from inferd.errors import ModelLoadError
 from inferd.events import ignore
 from inferd.nodes import fetching
+from inferd.nodes import life as lives
 from inferd.nodes import listener as listening
 from inferd.nodes.cache import Cache
 from inferd.nodes.dialling import NodeOptions
 from inferd.nodes.life import NodeLife
 from inferd.nodes.listener import NodesListener, open_nodes
-from inferd.nodes.messages import ModelFile
+from inferd.nodes.messages import ModelFile, Signal, framed
 from inferd.nodes.tokens import REJOIN_S, TokenRefusedError, parse_token
 from inferd.worker.messages import FromWorker, Load, Loading, Submit
 
@@ -37,14 +39,19 @@ class FakeLink:
     def __init__(self, renewed_at: float = 0.0) -> None:
         self.renewed_at = renewed_at
         self.secrets: list[str] = []
+        self.written: list[bytes] = []
+        self.ended: list[NodeLife] = []
 
     def renew(self, secret: str) -> None:
         self.renewed_at = clock.wall()
         self.secrets.append(secret)
 
     def count_bytes(self) -> None: ...
-    def write(self, data: bytes) -> None: ...
-    def life_ended(self, life: NodeLife) -> None: ...
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def life_ended(self, life: NodeLife) -> None:
+        self.ended.append(life)
 
 
 def test_a_request_and_what_a_worker_tells_have_the_time_of_the_clock_where_they_are_read() -> None:
@@ -66,6 +73,31 @@ def test_a_request_and_what_a_worker_tells_have_the_time_of_the_clock_where_they
         assert before <= loading.at <= clock.now()
         assert (loading.phase, loading.done, loading.total) == ("weights", 1, 2)
         life.machine_lost("it is over")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_node_is_told_the_signals_of_a_worker_until_it_has_ended(
+    is_reported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that does not report the end of a killed worker is not waited for."""
+    monkeypatch.setattr(lives, "KILL_S", 60.0 if is_reported else 0.0)
+
+    async def scenario() -> None:
+        link = FakeLink()
+        life = NodeLife(cast(Any, link), 7, "m", Load("m", ModelConfig(source="digits")), lambda _: None, lambda: None)
+        life.signal(signal.SIGUSR1)
+        life.kill()
+        assert link.written == [framed(Signal(7, signal.SIGUSR1)), framed(Signal(7, signal.SIGKILL))]
+        if is_reported:
+            life.exited(-signal.SIGKILL)
+        async with asyncio.timeout(30):
+            assert await life.gone == -signal.SIGKILL
+        assert ("did not report its end" in life.reason) != is_reported
+        life.signal(signal.SIGTERM)
+        life.machine_lost("it is over")
+        assert (len(link.written), link.ended, life.is_machine_lost) == (2, [life], False)
 
     asyncio.run(scenario())
 

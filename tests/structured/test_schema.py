@@ -174,6 +174,33 @@ def test_a_keyword_keeps_its_meaning(schema: Any, valid: list[Any], invalid: lis
         assert not _is_valid(after, value), value
 
 
+# fmt: off
+NEGATED = [
+    {"const": True}, {"enum": [1, "a", None]},
+    {"minimum": 1}, {"maximum": 1}, {"exclusiveMinimum": 1}, {"exclusiveMaximum": 1},
+    {"minLength": 1}, {"minLength": 2}, {"maxLength": 1},
+    {"minItems": 1}, {"minItems": 2}, {"maxItems": 1}, {"items": {"type": "integer"}},
+    {"prefixItems": [{"type": "integer"}]}, {"prefixItems": [True, {"const": 1}], "items": {"type": "string"}},
+    {"contains": {"const": 1}}, {"contains": {"const": 1}, "minContains": 2}, {"contains": {"const": 1}, "maxContains": 1},
+    {"minProperties": 1}, {"minProperties": 2}, {"maxProperties": 0}, {"maxProperties": 1}, {"required": ["a", "b"]},
+    {"properties": {"a": {"type": "integer"}, "b": {"const": 2}}},
+]
+EVERY_KIND = [
+    None, True, False, -1, 0, 1, 2.5, 3, "", "a", "ab", "abc",
+    [], [1], ["a"], [1, "a"], [1, 1], ["a", 1], ["a", 1, "a"], ["a", 1, 1],
+    {}, {"a": 1}, {"a": "x"}, {"b": 1}, {"b": 2}, {"a": 1, "b": 2}, {"a": "x", "b": 1, "c": 1},
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("keyword", NEGATED, ids=str)
+def test_what_a_keyword_excludes_is_valid_below_not_and_nothing_else(keyword: dict[str, Any]) -> None:
+    for schema in ({"not": keyword}, {"not": {"not": keyword}}):
+        after, validator = normalise(schema, AT), jsonschema_rs.validator_for(schema)
+        valid = [value for value in EVERY_KIND if _is_valid(after, value)]
+        assert valid == [value for value in EVERY_KIND if validator.is_valid(value)], schema
+
+
 @pytest.mark.parametrize(
     ("schema", "place", "words"),
     [
