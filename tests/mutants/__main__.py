@@ -1,8 +1,8 @@
 """``make mutants``: wrong changes, each against the tests that run it; what no test notices is a gap in the tests.
 
 First the changes of ``known``, which must all be noticed; then a sample, of which ``WANTED`` must be, but for those that
-``equivalent`` names. The files of tests nearest to a change are run with it. For a change that they do not notice, files are
-run once without it, to know which test runs what: those near to the change, then those that are further away.
+``equivalent`` names. The files of tests nearest to a change are run with it. For a change that they do not notice, other
+files are run once without it, to know which test runs what: those near to the change, then those that are further away.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from tests.mutants.sources import BUILD, PACKAGE, ROOT, modules, sources, source
 WANTED: Final = 0.95
 NEAREST: Final = 3  # files of tests that are run with a change as they are
 AS_THEY_ARE: Final = Limits(20.0, 75.0)
-ROUNDS: Final = 4, 12, 24  # files of tests, the nearest first, of which those are asked about a change that run it
+ROUNDS: Final = 8, 24  # files of tests, the nearest first, of which those are asked about a change that run it
 UNTRACED: Final = ("bench", "clients", "experiments", "mutants", "training", "test_setup.py", "test_tutorials.py")
 """Tests that are not asked about changes: they measure, take minutes, or are about other files than the sources."""
 
 
 class Tried(NamedTuple):
-    """A change of the sample, and what became of it. ``outcome`` is None where no test runs it."""
+    """A change of the sample, and what became of it. ``outcome`` is None where no test is known to run it."""
 
     change: Change
     outcome: Outcome | None
     reason: str | None  # why it is equivalent
+    num_files: int = 0  # of tests, the nearest first, that were run with it to their end and passed
 
     @property
     def is_noticed(self) -> bool:
@@ -74,13 +75,13 @@ def _try_all(drawn: list[Change], jobs: int, *, is_kept: bool) -> list[Tried]:
     with ThreadPoolExecutor(jobs) as pool:
         nearest: Callable[[tuple[int, Change]], Tried] = lambda job: _try_nearest(*job, ranked[job[1]][:NEAREST])  # noqa: E731
         for one in pool.map(nearest, enumerate(left)):
+            tried[one.change] = one
             if one.is_noticed:
-                tried[one.change] = one
                 _say_tried(one)
-    asked = 0
+    asked = {change: one.num_files for change, one in tried.items()}
     for count in ROUNDS:
         left = [one.change for one in tried.values() if one.reason is None and not one.is_noticed]
-        files = {change: ranked[change][asked:count] for change in left}
+        files = {change: ranked[change][asked[change] : count] for change in left}
         trace = _trace(jobs, sorted({file for those in files.values() for file in those}), is_kept=is_kept)
         with ThreadPoolExecutor(jobs) as pool:
             attempt: Callable[[tuple[int, Change]], Tried] = lambda job: _try(*job, trace, files[job[1]])  # noqa: B023, E731
@@ -88,7 +89,7 @@ def _try_all(drawn: list[Change], jobs: int, *, is_kept: bool) -> list[Tried]:
                 if one.outcome is not None:
                     tried[one.change] = one
                 _say_tried(one)
-        asked, is_kept = count, True
+        asked, is_kept = dict.fromkeys(left, count), True
     return [*tried.values()]
 
 
@@ -160,7 +161,8 @@ def _reason(change: Change) -> str | None:
 
 
 def _try_nearest(number: int, change: Change, files: list[str]) -> Tried:
-    """Noticed is what fails twice with the change and passes without it, within the limits; else it is not known yet."""
+    """Noticed is what fails twice with the change and passes without it, within the limits; else it is not known yet.
+    Files that passed to their end are not run again to see whether they run the change."""
     source = (PACKAGE / change.file).read_text("utf-8")
 
     def outcome(text: str, tests: Sequence[str]) -> Outcome:
@@ -171,7 +173,7 @@ def _try_nearest(number: int, change: Change, files: list[str]) -> Tried:
         whole = found.by.partition("[")[0]  # with all its parameters
         if outcome(source, [whole]).fate == "survived" and outcome(applied(change, source), [whole]).fate != "survived":
             return Tried(change, found, None)
-    return Tried(change, None, None)
+    return Tried(change, None, None, len(files) if found.fate == "survived" else 0)
 
 
 def _try(number: int, change: Change, trace: tracing.Trace, files: list[str]) -> Tried:
@@ -203,7 +205,7 @@ def _noticed(name: str, file: str, text: str, tests: Sequence[str], limits: Limi
 
 
 def _say_tried(one: Tried) -> None:
-    fate = "uncovered" if one.outcome is None else one.outcome.fate
+    fate = "not run" if one.outcome is None else one.outcome.fate
     _say(f"{fate:<10} {one.change.file}:{one.change.line} {one.change.what}", one.outcome)
 
 
@@ -223,7 +225,7 @@ def _report(seed: int, tried: list[Tried], missed: int, num_known: int, seconds:
         f"known: {missed} of {num_known} not noticed",
         f"sample of seed {seed}: {len(tried)} drawn, {len(equivalent)} equivalent, {len(noticed)} noticed "
         f"({sum(one.outcome is not None and one.outcome.fate == 'timed out' for one in noticed)} by a time-out), "
-        f"{len(survived)} not ({sum(one.outcome is None for one in survived)} of them run by no test)"
+        f"{len(survived)} not ({sum(one.outcome is None for one in survived)} of them run by no traced test)"
         + (f": {len(noticed) / effective:.1%}" if effective else ""),
         f"{seconds / 60:.1f} minutes",
     ]
@@ -236,7 +238,7 @@ def _report(seed: int, tried: list[Tried], missed: int, num_known: int, seconds:
 def _shown(one: Tried) -> Iterable[str]:
     source = (PACKAGE / one.change.file).read_text("utf-8")
     yield ""
-    asked = "run by no test" if one.outcome is None else f"{one.outcome.num_tests} tests were asked last"
+    asked = "run by no traced test" if one.outcome is None else f"{one.outcome.num_tests} tests were asked last"
     yield f"survived: {one.change.what} ({one.change.block}; {asked})"
     place = (Path("src/inferd") / one.change.file).as_posix()
     yield from difflib.unified_diff(

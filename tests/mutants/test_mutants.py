@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.mutants.__main__ import traced
 from tests.mutants.equivalent import EQUIVALENT, reason_for
 from tests.mutants.hook import write_hook
 from tests.mutants.known import KNOWN, Known
-from tests.mutants.operators import applied, changes
+from tests.mutants.operators import Change, applied, changes
 from tests.mutants.run import Fate, Limits, Outcome, failed_tests
 from tests.mutants.selection import Nearness, likely_tests, rank, sample
 from tests.mutants.sources import PACKAGE, ROOT, Source, bodies, imported, module_name, room_of
@@ -199,8 +200,35 @@ def test_the_nearest_tests_notice_a_change_where_they_fail_with_it_alone(
         return Outcome(fates[len(asked) - 1], by, 1.0, 1)
 
     monkeypatch.setattr(main_module, "try_change", trying)
-    assert main_module._try_nearest(0, change, ["tests/test_window.py"]).is_noticed == is_noticed
+    tried = main_module._try_nearest(0, change, ["tests/test_window.py"])
+    assert (tried.is_noticed, tried.num_files) == (is_noticed, fates == ["survived"])
     assert asked == [(wrong, ["tests/test_window.py"]), (source, [name]), (wrong, [name])][: len(fates)]
+
+
+def test_files_that_passed_to_their_end_with_a_change_are_not_traced_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = "window.py"
+    noticed, passed, cut = list(changes(file, (PACKAGE / file).read_text("utf-8")))[:3]
+    near = [f"tests/test_{number}.py" for number in range(30)]
+    nearest = {
+        noticed: main_module.Tried(noticed, Outcome("killed", near[0], 1.0, 3), None),
+        passed: main_module.Tried(passed, None, None, 3),
+        cut: main_module.Tried(cut, None, None),
+    }
+    asked: dict[Change, list[str]] = {passed: [], cut: []}
+
+    def trying(number: int, change: Change, trace: object, files: list[str]) -> main_module.Tried:
+        asked[change] += files
+        return main_module.Tried(change, None, None)
+
+    monkeypatch.setattr(main_module, "Nearness", lambda *_: SimpleNamespace(files=lambda change: near))
+    monkeypatch.setattr(main_module, "sources_of_tests", lambda files: {})
+    monkeypatch.setattr(main_module, "sources", dict)
+    monkeypatch.setattr(main_module, "_trace", lambda jobs, files, is_kept: None)
+    monkeypatch.setattr(main_module, "_try_nearest", lambda number, change, files: nearest[change])
+    monkeypatch.setattr(main_module, "_try", trying)
+    tried = main_module._try_all([noticed, passed, cut], 1, is_kept=False)
+    assert [one.is_noticed for one in tried] == [True, False, False]
+    assert asked == {passed: near[3:24], cut: near[:24]}
 
 
 def test_the_name_of_a_failed_test_may_have_spaces() -> None:
