@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferd import errors
-from inferd.errors import InferdError, InternalError, from_failure
+from inferd.errors import InferdError, InternalError, from_failure, printable
 from inferd.types import Failure
 
 
@@ -39,3 +39,24 @@ def test_an_unknown_kind_is_an_internal_error() -> None:
     error = from_failure(Failure("of a newer version", "said", "field", "code", None))
     assert type(error) is InternalError
     assert (error.message, error.param, error.code) == ("said", "field", "code")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("plain \u00e9 \U0001f600", "plain \u00e9 \U0001f600"),
+        ("a\r\nb\x1b[31m\u2028c\x00", "a  b [31m c "),
+        ("x" * 64, "x" * 64),
+        ("x" * 65, "x" * 64 + "..."),
+        ("\x1b" + "x" * 64, " " + "x" * 63 + "..."),
+        ("x" * 64 + "\x1b", "x" * 64 + "..."),
+    ],
+)
+def test_a_text_is_shown_without_control_characters_and_cut(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_text_is_cut_where_its_place_says() -> None:
+    assert printable("abc", 2) == "ab..."
+    assert printable("abc", 3) == "abc"
