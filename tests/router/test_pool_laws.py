@@ -612,6 +612,23 @@ def test_a_worker_that_dies_without_a_request_counts_no_failure() -> None:
         assert sorted(member.breaker_state for member in machine.members) == ["closed", "closed", "open"]
 
 
+def test_requests_of_a_worker_that_died_run_again_one_after_the_other_beside_others() -> None:
+    with ready_pool() as machine:
+        while not (full := [worker for worker in FakeSupervisor.made if len(worker.holds) == 2]):
+            machine._submit(0, 1, False, False, True, False)
+        (died,) = full
+        suspects = set(died.holds)
+        died.state = "starting"
+        died.holds.clear()
+        machine._do(lambda: died.owner.worker_lost("killed", is_machine_lost=False))
+        for num_left in (2, 1, 0):
+            machine._submit(0, 1, False, False, True, False)
+            held = [name for worker in FakeSupervisor.made for name in worker.holds]
+            assert len(suspects.intersection(held)) == min(num_left, 1) < len(held)
+            suspects -= set(held)
+            end_all(machine)
+
+
 def test_requests_that_a_worker_does_not_compute_yet_wait() -> None:
     with ready_pool() as machine:
         for _ in range(5):
