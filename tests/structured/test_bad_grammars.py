@@ -19,13 +19,15 @@ from inferd.checkpoints.answers.format import AnswerFormat, Reasoning
 from inferd.checkpoints.answers.grammar import AnswerGrammar, answer_grammar
 from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.errors import InvalidRequest
-from inferd.structured import gbnf, regex
+from inferd.structured import gbnf, lark, regex
 from inferd.structured.check import TaggedValidator
 from inferd.structured.compiled import Compiler
 from inferd.structured.faults import Fault
 from inferd.structured.grammar_text import Form
 from inferd.structured.guide import CompiledGrammar
+from inferd.structured.lark_reader import without_endless
 from inferd.structured.refused import refusal_of
+from inferd.structured.schema.patterns import for_masks, unreadable
 from inferd.structured.vocabulary import Vocabulary
 
 
@@ -119,8 +121,48 @@ def test_a_bad_pattern_is_told_with_its_place(
 
 
 def test_a_pattern_without_a_text_is_refused(compiler: Compiler) -> None:
-    nothing = refusal(compiler, Regex(pattern=r"[^\s\S]", at="r"))
+    nothing = refusal(compiler, Regex(pattern="[a&&b]", at="r"))
     assert nothing.message.startswith("r: no text satisfies it")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "at"),
+    [
+        (r"[^\s\S]", 0),
+        (r"(a|[^\d\D])[^\W\w]{2,}", 11),
+        (r"a(?:[^\x00-\uD7FF\x{E000}-\x{10FFFF}]|[^\p{L}\P{L}])+", 4),
+        (r"a|[^\s\S]", None),
+        (r"(?:[^\s\S]|)[^\s\S]*[^\s\S]?[^\s\S]{0,2}", None),
+        (r"[^\p{L}\P{Lu}][^\x00-\x{10FFFE}]", None),
+    ],
+)
+def test_a_class_without_a_character_is_found_where_the_text_needs_it(pattern: str, at: int | None) -> None:
+    assert regex.empty_class(pattern) == at
+
+
+@pytest.mark.parametrize("pattern", ["(" * 3000, "^" * 3000, "(?:" * 1000 + "^", "$" * 3000])
+def test_the_search_for_an_inner_anchor_reads_each_character_once(pattern: str) -> None:
+    copied = 0
+
+    class Counted(str):
+        __slots__ = ()
+
+        def __getitem__(self, key: Any) -> str:
+            nonlocal copied
+            part = super().__getitem__(key)
+            copied += len(part)
+            return part
+
+    regex.inner_anchor(Counted(pattern))
+    assert copied <= len(pattern)
+
+
+@pytest.mark.parametrize("hostile", ["[", "[\\a-", "(?<", "\\[\\d-", "[^]\\"])
+def test_a_pattern_is_divided_into_pieces_that_cover_it_once(hostile: str) -> None:
+    pattern = hostile * 10_000
+    assert "".join(found[0] for found in regex.pieces(pattern)) == pattern
+    assert unreadable(pattern) is None
+    assert for_masks(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["(a{100}){1000}", "((a|b){9}c){2000}", "[a-z]{1,99999}", "(x{1000}|y{1000}){100}"])
@@ -211,8 +253,85 @@ REASONS = answer_grammar(
 @pytest.mark.parametrize("syntax", ["lark", "gbnf"])
 def test_a_grammar_without_a_sentence_is_refused(compiler: Compiler, syntax: Any, frame: AnswerGrammar | None) -> None:
     text = 'start: start "a"' if syntax == "lark" else 'root ::= root "a"'
-    grammar = Grammar(text=text, syntax=syntax, at="g")
-    assert refusal(compiler, grammar, frame).message.startswith("g: no text satisfies it")
+    message = refusal(compiler, Grammar(text=text, syntax=syntax, at="g"), frame).message
+    assert message.startswith(f"g: at line 1, column 1, before '{text}': the rule ")
+    unknown = Grammar(text='start: A\nA: "a" & "b"', syntax="lark", at="g")  # the mask engine alone knows it
+    assert refusal(compiler, unknown, frame).message.startswith("g: no text satisfies it")
+
+
+ENDLESS = [
+    ("gbnf", 'root ::= "a" root', "1, column 1", "the rule 'root' has no end", "'?' or '*' behind 'root'"),
+    ("gbnf", 'root ::= "a" b? c\nb ::= "b" | root\nc ::= [cd] b c', "3, column 1", "'c' has no end", "without 'c'"),
+    ("gbnf", 'root ::= x\nx ::= "x" y\ny ::= "y" x', "2, column 1", "such as 'y'", "behind 'y'"),
+    ("gbnf", r'root ::= "a" [^\x00-\U0010FFFF]', "1, column 14", "no character is in this class", "with a character"),
+    ("lark", 'start: "a" start | [x] start\nx: "x"', "1, column 1", "'start' has no end", "behind 'start'"),
+    ("lark", 'start: "a"~2 b+ -> x\n!b: ("b" | "c") c{2}\nc: b | b c', "2, column 1", "such as 'c'", "without 'c'"),
+    ("lark", 'start: "a" x::1\nx::_: "a" x::incr(_) %if lt(_, 4)', "2, column 1", "'x' has no end", "behind 'x'"),
+    ("lark", "start: A // c\n  | B\nA: /a[^\\d\\D]/\nB: A", "3, column 6", "no character is in", "with a character"),
+    ("lark", 'start: %lark {\n start: "a" start\n}', "2, column 2", "'start' has no end", "behind 'start'"),
+]
+
+
+@pytest.mark.parametrize(("syntax", "text", "place", "problem", "remedy"), ENDLESS)
+def test_a_grammar_whose_sentences_never_end_is_refused(
+    compiler: Compiler, syntax: Any, text: str, place: str, problem: str, remedy: str
+) -> None:
+    error = refusal(compiler, Grammar(text=text, syntax=syntax, at="g"))
+    assert error.message.startswith(f"g: at line {place}, before ")
+    assert problem in error.message
+    assert remedy in error.message.partition(problem)[2]
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "sentences", "others"),
+    [
+        ("gbnf", 'root ::= x | "b" (x | "c") x*\nx ::= "d" x', ["bc"], ["d", "bd", "bcd"]),
+        ("gbnf", 'root ::= "b" | "cc" [^\\x00-\\U0010FFFF]', ["b"], ["c"]),
+        ("lark", 'start: "x" | "q" /[^\\s\\S]/', ["x"], ["q"]),
+        ("lark", 'start: x // a | b\n | x | "y" // c\n  | "q" x | "z"\nx: "c" x', ["y", "z"], ["c", "q"]),
+        ("lark", 'start: "a" x? [x] x{0,2} x~0..3 ("b" x | "c" | x)\nx: "d" x', ["ac"], ["ad", "ab"]),
+        ("lark", 'start: "a" (x |) (| x) b\nx: x "e"\nb: "f" b | "g"', ["affg"], ["ae"]),
+        ("lark", 'start: "a" | b\nb[max_tokens=3]: B\nB: /b+/', ["a", "bb"], []),
+    ],
+)
+def test_an_answer_begins_no_alternative_without_an_end(
+    compiler: Compiler, syntax: Any, text: str, sentences: list[str], others: list[str]
+) -> None:
+    grammar = compiler.compile(Grammar(text=text, syntax=syntax, at="g"))
+    assert [says(compiler, grammar, each) for each in sentences] == [True] * len(sentences)
+    for other in others:
+        guide = grammar.guide()
+        letters = [next(i for i in range(3, 259) if compiler.vocabulary.token_bytes(i) == c.encode()) for c in other]
+        assert guide.num_possible(letters) < len(letters)
+
+
+def test_a_long_chain_of_rules_has_an_end_where_its_last_rule_has() -> None:
+    number = 1500
+    rules = "".join(f'r{n}: "a" r{n + 1}\n' for n in range(number))
+    lark.check(f'start: r0\n{rules}r{number}: "b"')
+    with pytest.raises(Fault, match="has no end"):
+        lark.check(f"start: r0\n{rules}r{number}: r0")
+
+
+def test_a_part_of_a_grammar_without_a_text_ends_the_request(compiler: Compiler) -> None:
+    guide = compiler.compile(Grammar(text='start: "x" | "qqqq" A\nA: "a" & "b"', syntax="lark", at="g")).guide()
+    letters = {compiler.vocabulary.token_bytes(i): i for i in range(3, 259)}
+    for _ in range(4):
+        guide.push(letters[b"q"])
+    guide.matcher.compute_bitmask()
+    error = guide.failure()
+    assert isinstance(error, InvalidRequest)
+    assert (error.param, error.code) == ("g", "invalid_grammar")
+    assert "no text may follow the first 4 tokens" in error.message
+
+
+@settings(max_examples=60)
+@given(st.text(alphabet='start:xyAB"|()[]{}?*+~&/->.,0123%# \n', max_size=60))
+def test_what_is_cut_from_a_grammar_keeps_the_places_of_the_rest(text: str) -> None:
+    for grammar in (text, f"start: x\nx: {text}"):
+        cut = without_endless(grammar)
+        assert len(cut) == len(grammar)
+        assert all(a == b or b in ' "' for a, b in zip(grammar, cut, strict=True))
 
 
 SCHEMAS = [

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from inferd.answer_form import JSON, Choices, Constraint, JsonSchema, TaggedText
+from inferd.answer_form import JSON, Choices, Constraint, Grammar, JsonSchema, TaggedText
 from inferd.backend import TakesLong
 from inferd.checkpoints.answers.grammar import AnswerGrammar
 from inferd.errors import InvalidRequest
@@ -191,6 +191,7 @@ class Compiler:
             has_rules_for_names='"patternProperties"' in grammar,
             closing=_closing_of(grammar, frame, self.vocabulary) if fits else None,
             loose_validators={name: validator for name, validator in loose if validator is not None},
+            may_lead_nowhere=isinstance(constraint, Grammar),
         )
 
 

@@ -10,7 +10,10 @@ import json
 from dataclasses import dataclass
 from typing import Final, NamedTuple, NoReturn
 
+from inferd.structured import endless, regex
 from inferd.structured.faults import Fault
+from inferd.structured.sentences import TEXT, Sentences
+from inferd.structured.sentences import Part as Sentence
 
 DEEPEST: Final = 100  # parentheses within each other
 MOST_REPEATS: Final = 100_000
@@ -31,6 +34,13 @@ _Part = str | _Reference
 """A piece of Lark, or the name of a rule."""
 
 
+class _Body(NamedTuple):
+    """What a rule, a sequence or an item is."""
+
+    written: list[_Part]
+    sentence: Sentence
+
+
 @dataclass(slots=True)
 class _Rule:
     body: list[_Part]
@@ -40,7 +50,8 @@ class _Rule:
 
 def to_lark(text: str) -> str:
     """The same grammar in Lark, with the rule ``start`` for ``root``. Raises ``Fault``."""
-    rules = _Parser(text).rules()
+    parser = _Parser(text)
+    rules = parser.rules()
     for rule in rules.values():
         for part in rule.body:
             if isinstance(part, _Reference) and part.name not in rules:
@@ -48,6 +59,7 @@ def to_lark(text: str) -> str:
                 raise Fault(text, part.offset, f"the rule {part.name!r} is not defined", remedy)
     if "root" not in rules:
         raise Fault(text, 0, "there is no rule 'root'", "define it: its sentences are the answers")
+    parser.check_ends(rules)
     _find_terminals(rules)
     names = {
         name: "start" if name == "root" else f"{'T' if rule.is_terminal else 'r'}{number}"
@@ -60,21 +72,27 @@ def to_lark(text: str) -> str:
 
 
 def _find_terminals(rules: dict[str, _Rule]) -> None:
-    is_changed = True
-    while is_changed:
-        is_changed = False
-        for name, rule in rules.items():
-            if not rule.is_terminal and name != "root":
-                rule.is_terminal = all(isinstance(part, str) or rules[part.name].is_terminal for part in rule.body)
-                is_changed |= rule.is_terminal
+    """A rule is a terminal as it would have a sentence if all of its references stood in one sequence."""
+    references = Sentences()
+    parts = {name: references.alternatives() for name in rules if name != "root"}
+    nothing = references.alternatives()
+    for name, part in parts.items():
+        named = [each.name for each in rules[name].body if isinstance(each, _Reference)]
+        references.add(part, references.sequence([parts.get(each, nothing) for each in named]))
+    others = references.endless()
+    for name, part in parts.items():
+        rules[name].is_terminal = part not in others
 
 
 class _Parser:
-    __slots__ = ("_at", "_text")
+    __slots__ = ("_at", "_empty", "_names", "_sentences", "_text")
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._sentences = Sentences()
+        self._names: dict[str, Sentence] = {}  # of rules
+        self._empty: dict[Sentence, int] = {}  # classes without a character, and where they are
 
     def rules(self) -> dict[str, _Rule]:
         rules: dict[str, _Rule] = {}
@@ -90,11 +108,23 @@ class _Parser:
             if name in rules:
                 self._fail(f"the rule {name!r} is defined twice", "define it once, with '|' between its ways", offset)
             self._skip(lines=True)
-            rules[name] = _Rule(self._alternatives(0), offset)
+            body = self._alternatives(0)
+            rules[name] = _Rule(body.written, offset)
+            self._sentences.add(self._named(name), body.sentence)
             if self._peek() not in ("", *_LINE_ENDS):
                 self._fail_item()
             self._skip(lines=True)
         return rules
+
+    def check_ends(self, rules: dict[str, _Rule]) -> None:
+        """Raise ``Fault`` where no text that ends is a sentence of the rules."""
+        places = {self._names[name]: (name, rule.offset) for name, rule in rules.items()}
+        endless.check(self._text, self._sentences, self._names["root"], places, self._empty)
+
+    def _named(self, name: str) -> Sentence:
+        if name not in self._names:
+            self._names[name] = self._sentences.alternatives()
+        return self._names[name]
 
     def _fail(self, problem: str, remedy: str, offset: int | None = None) -> NoReturn:
         raise Fault(self._text, self._at if offset is None else offset, problem, remedy)
@@ -128,38 +158,43 @@ class _Parser:
             self._at += 1
         return self._text[start : self._at]
 
-    def _alternatives(self, depth: int) -> list[_Part]:
-        ways = self._sequence(depth)
-        count = 1
+    def _alternatives(self, depth: int) -> _Body:
+        written, sentence = self._sequence(depth)
+        sentences = [sentence]
         while self._peek() == "|":
-            count += 1
-            if count > MOST_WAYS:
+            if len(sentences) >= MOST_WAYS:
                 self._fail(f"there are over {MOST_WAYS} alternatives", "name parts of them as rules")
             self._at += 1
             self._skip(lines=True)
-            ways += [" | ", *self._sequence(depth)]
-        return ways
+            way = self._sequence(depth)
+            written += [" | ", *way.written]
+            sentences.append(way.sentence)
+        return _Body(written, sentence if len(sentences) == 1 else self._sentences.alternatives(sentences))
 
-    def _sequence(self, depth: int) -> list[_Part]:
+    def _sequence(self, depth: int) -> _Body:
         parts: list[_Part] = []
-        while item := self._item(depth):
+        sentences: list[Sentence] = []
+        while (item := self._item(depth)) is not None:
+            written, sentence = item
             self._skip(lines=depth > 0)
             while repeated := self._repetition():
-                item = ["(", *item, ")", repeated]
+                written = ["(", *written, ")", repeated]
+                sentence = TEXT if repeated.startswith(("*", "?", "{0")) else sentence
                 self._skip(lines=depth > 0)
-            parts += [" ", *item] if parts else item
-        return parts or ['""']
+            parts += [" ", *written] if parts else written
+            sentences.append(sentence)
+        return _Body(parts or ['""'], self._sentences.sequence(sentences))
 
-    def _item(self, depth: int) -> list[_Part]:
-        """The next item; an empty list: there is none."""
+    def _item(self, depth: int) -> _Body | None:
+        """The next item; None: there is none."""
         offset, character = self._at, self._peek()
         if character == '"':
-            return [self._literal()]
+            return _Body([self._literal()], TEXT)
         if character == "[":
-            return [self._class()]
+            return self._class()
         if character == ".":
             self._at += 1
-            return ["/(?s:.)/"]
+            return _Body(["/(?s:.)/"], TEXT)
         if character == "(":
             if depth >= DEEPEST:
                 self._fail(f"more than {DEEPEST} parentheses stand within each other", "name parts of it as rules")
@@ -171,9 +206,9 @@ class _Parser:
                     self._fail_item()
                 self._fail("the group is not closed", "add ')' behind it", offset)
             self._at += 1
-            return ["(", *body, ")"]
+            return _Body(["(", *body.written, ")"], body.sentence)
         name = self._name()
-        return [_Reference(name, offset)] if name else []
+        return _Body([_Reference(name, offset)], self._named(name)) if name else None
 
     def _repetition(self) -> str:
         """The repetition behind an item; empty: there is none."""
@@ -206,7 +241,7 @@ class _Parser:
         self._at += 1
         return json.dumps("".join(characters), ensure_ascii=False)
 
-    def _class(self) -> str:
+    def _class(self) -> _Body:
         offset = self._at
         self._at += 1
         is_negated = self._peek() == "^"
@@ -227,7 +262,11 @@ class _Parser:
         self._at += 1
         if not members:
             self._fail("there is no character between '[' and ']'", "name at least one, or write '.' for any", offset)
-        return f"/[{'^' if is_negated else ''}{''.join(members)}]/"
+        written, sentence = f"[{'^' if is_negated else ''}{''.join(members)}]", TEXT
+        if is_negated and regex.empty_class(written) is not None:
+            sentence = self._sentences.alternatives()
+            self._empty[sentence] = offset
+        return _Body([f"/{written}/"], sentence)
 
     def _character(self) -> str:
         """The character at the place, which may be an escape."""

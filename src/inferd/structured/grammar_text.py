@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from inferd.answer_form import JSON, Choices, Constraint, Grammar, JsonSchema, Regex, TaggedText
 from inferd.checkpoints.answers.grammar import AnswerGrammar
 from inferd.errors import InvalidRequest
-from inferd.structured import gbnf, lark, regex
+from inferd.structured import gbnf, lark, lark_reader, regex
 from inferd.structured.faults import Fault
 from inferd.structured.schema import normalise
 
@@ -67,7 +67,7 @@ def parts_of(constraint: Constraint) -> list[Part]:
             return [json_part("answer", schema, at, whitespace)]
         case Regex(pattern=pattern, at=at):
             with _faults_of(at):
-                regex.check(pattern)
+                regex.check_has_text(pattern)
             return [_lark_part("answer", f"start: {_lark_regex(_unanchored(pattern))}")]
         case Choices(texts=texts):
             # One word of the lexer: as rules of the parser, many texts would be as many items of a row.
@@ -75,10 +75,10 @@ def parts_of(constraint: Constraint) -> list[Part]:
         case Grammar(text=text, syntax="lark", at=at):
             with _faults_of(at):
                 lark.check(text)
-            return [_lark_part("answer", text)]
+            return [_lark_part("answer", lark_reader.without_endless(text))]
         case Grammar(text=text, at=at):
             with _faults_of(at):
-                return [_lark_part("answer", gbnf.to_lark(text))]
+                return [_lark_part("answer", lark_reader.without_endless(gbnf.to_lark(text)))]
         case TaggedText():
             return _tagged_parts(constraint)
 

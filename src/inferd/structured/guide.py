@@ -56,6 +56,7 @@ class CompiledGrammar:
         "has_rules_for_names",
         "is_spent",
         "loose_validators",
+        "may_lead_nowhere",
         "place",
         "plan",
         "quotes",
@@ -76,6 +77,7 @@ class CompiledGrammar:
         has_rules_for_names: bool = False,
         closing: Closing | None = None,
         loose_validators: dict[str, Validator] | None = None,
+        may_lead_nowhere: bool = False,
     ) -> None:
         self._base = base
         self._lock = threading.Lock()
@@ -88,6 +90,7 @@ class CompiledGrammar:
         self.loose_validators = loose_validators or {}  # the same, of tools whose schemas are not enforced
         self.place = place  # before an answer that has JSON texts
         self.has_rules_for_names = has_rules_for_names  # a name may have no other end than that of another one
+        self.may_lead_nowhere = may_lead_nowhere  # the client's own grammar may have a part that no text is of
         # The states that answers need are kept for all answers and have one limit. Once it is reached, each new state
         # is an error, and the form must be compiled again.
         self.is_spent = False
@@ -282,6 +285,13 @@ class Guide:
         refusal = unwritable(at, self._grammar.vocabulary, error)
         if refusal is not None:
             return refusal
+        if self._grammar.may_lead_nowhere and error.startswith("NoExt"):
+            return InvalidRequest(
+                f"{at}: no text may follow the first {self._num_tokens} tokens, because a part of the grammar that they "
+                "begin has no text. Leave this part out, or give it a text.",
+                param=at,
+                code="invalid_grammar",
+            )
         _log.error("the masks of the constraint %s failed: %s", self._grammar.digest, error)
         return InternalError(
             f"The masks of {at} failed after {self._num_tokens} tokens. This is a defect of the server."

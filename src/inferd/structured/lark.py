@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from inferd.structured import regex
+from inferd.structured import endless, lark_reader, regex
 from inferd.structured.faults import Fault, offset_of
 
 _SCHEMA: Final = "%json"
@@ -48,8 +48,8 @@ _WORDS: Final = (
 
 
 def check(text: str) -> None:
-    """Raise ``Fault`` where the grammar has a schema. What a schema says is normalised and checked again in the whole
-    answer, and in a sentence of a grammar nothing tells which part a schema is for."""
+    """Raise ``Fault`` where the grammar has a schema, or no sentence. What a schema says is normalised and checked again
+    in the whole answer, and in a sentence of a grammar nothing tells which part a schema is for."""
     at = text.find(_SCHEMA)
     if at >= 0:
         remedy = (
@@ -57,10 +57,14 @@ def check(text: str) -> None:
             "text stands around it"
         )
         raise Fault(text, at, f"{_SCHEMA} is not supported in a grammar", remedy)
+    reading = lark_reader.read(text)
+    if reading is not None:
+        endless.check(text, reading.sentences, reading.start, reading.rules, reading.empty)
 
 
-def fault_of(text: str, problem: str) -> Fault | None:
-    """The mask engine's message about a grammar in words of the grammar; None: it names no place in it."""
+def fault_of(text: str, problem: str, read: str) -> Fault | None:
+    """The mask engine's message about a grammar in words of the grammar; None: it names no place in it. ``read``: what
+    the engine got, in which everything has the same place."""
     if problem.startswith("no start rule"):
         return Fault(text, 0, "there is no rule 'start'", "define it: its sentences are the answers")
     unknown = _UNKNOWN_GRAMMAR.match(problem)
@@ -70,7 +74,7 @@ def fault_of(text: str, problem: str) -> Fault | None:
     found = _PLACE.match(problem)
     if found is None:
         return None
-    at = offset_of(text, int(found[1]), int(found[2]))
+    at = offset_of(read, int(found[1]), int(found[2]))
     said = found[3]
     if said.startswith("invalid regex"):
         return _of_regex(text, at, said)

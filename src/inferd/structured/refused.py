@@ -8,7 +8,7 @@ from typing import Final
 
 from inferd.answer_form import JSON, Grammar, JsonSchema, Regex, TaggedText
 from inferd.errors import InvalidRequest
-from inferd.structured import lark, regex
+from inferd.structured import lark, lark_reader, regex
 from inferd.structured.faults import Fault
 from inferd.structured.grammar_text import LONGEST_PATTERN, Form, Tries, at_structure, json_part, written_part
 from inferd.structured.schema import culprit
@@ -67,7 +67,7 @@ def refusal_of(form: Form, problem: str, tries: Tries) -> InvalidRequest:
     if isinstance(constraint, Regex) and "invalid regex" in problem:
         fault = regex.fault_of(constraint.pattern, problem)
     elif isinstance(constraint, Grammar) and constraint.syntax == "lark":
-        fault = lark.fault_of(constraint.text, problem)
+        fault = lark.fault_of(constraint.text, problem, lark_reader.without_endless(constraint.text))
     if fault is not None:
         return InvalidRequest(f"{form.at}: {fault}.", param=form.at, code="invalid_grammar")
     for schema, at in _schemas_of(form):

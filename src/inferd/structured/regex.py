@@ -7,8 +7,11 @@ the constructs that it does not have are looked for here first, in the pattern a
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, NoReturn
 
+from inferd.structured.classes import CLASS, LARGEST_CODE, POSIX, POSIX_CLASSES, Members
 from inferd.structured.faults import Fault
 
 DEEPEST: Final = 200  # groups within each other
@@ -60,7 +63,6 @@ _NAME: Final = re.compile(r"\(\?P?<([^\W\d][\w.\[\]]*)>")
 _FLAG_GROUP: Final = re.compile(rf"\(\?([{_FLAGS}]*(?:-[{_FLAGS}]+)?)([:)])")
 _PROPERTY: Final = re.compile(r"\\[pP](?:\{\^?[^{}]+\}|[A-Za-z])")
 _MOST_COUNT: Final = 1_000_000
-_LARGEST_CODE: Final = 0x10FFFF
 
 
 def check(pattern: str, *, in_ecma: bool = False) -> None:
@@ -69,7 +71,48 @@ def check(pattern: str, *, in_ecma: bool = False) -> None:
     ``in_ecma``: the pattern is one of a schema, in the syntax of ECMA 262. There ``[`` is a character of a class, no
     class stands within another one, ``\\a`` and ``**`` stand for nothing, and a group may have the name of another.
     """
-    _Scan(pattern, in_ecma=in_ecma).run()
+    Scan(pattern, in_ecma=in_ecma).run()
+
+
+def empty_class(pattern: str, *, in_ecma: bool = False) -> int | None:
+    """Where a class stands that no character is in, so that no text matches the pattern; None: none is known here, or
+    the pattern does without it. Raises ``Fault`` as ``check`` does."""
+    scan = Scan(pattern, in_ecma=in_ecma)
+    scan.run()
+    return scan.empty_class
+
+
+def is_empty(pattern: str) -> bool:
+    """Whether certainly no text matches a pattern in the syntax of ECMA 262."""
+    try:
+        return empty_class(pattern, in_ecma=True) is not None
+    except Fault:
+        return False
+
+
+def check_has_text(pattern: str) -> None:
+    """Raise ``Fault`` where no text matches the pattern, as far as that is known here."""
+    at = empty_class(pattern)
+    if at is not None:
+        raise Fault(pattern, at, *NO_CHARACTER)
+
+
+NO_CHARACTER: Final = (
+    "no character is in this class, so that no text matches",
+    "write a class with a character, such as '[^a]'",
+)
+
+
+@lru_cache(256)
+def _is_property(escape: str) -> bool:
+    """Whether an escape names a property of Unicode, as the validators of schemas read it."""
+    import jsonschema_rs  # the gateway reads few patterns with properties
+
+    try:
+        jsonschema_rs.Draft202012Validator({"pattern": escape})
+    except jsonschema_rs.ValidationError:
+        return False
+    return True
 
 
 def fault_of(pattern: str, problem: str) -> Fault:
@@ -90,34 +133,68 @@ def words_of(problem: str) -> tuple[str, str]:
 
 
 _CARET: Final = re.compile(r"^    ( *)\^+$", re.MULTILINE)
+_NO_PROPERTY: Final = (
+    "\\p names no property of Unicode",
+    "write one such as '\\p{Letter}', '\\p{Lu}' or '\\p{Greek}'",
+)
 _WORDS: Final = (
-    (
-        "Unicode property",
-        "\\p names no property of Unicode",
-        "write one such as '\\p{Letter}', '\\p{Lu}' or '\\p{Greek}'",
-    ),
+    ("Unicode property", *_NO_PROPERTY),
     ("lookarounds", "'^' or '$' asks for an end within the text", "leave it out: the whole text is matched"),
     ("invalid UTF-8", "this matches bytes that are no text", "leave '(?-u)' out"),
     ("size limit", "the pattern is too large", "write smaller numbers of repetitions"),
 )
 
 
+def pieces(pattern: str) -> Iterator[re.Match[str]]:
+    """The escapes, classes, beginnings of groups and other characters of a pattern, one behind the other.
+
+    Each character is read once, whatever the pattern: a class that is not closed is one piece up to the end.
+    """
+    return _PIECE.finditer(pattern)
+
+
 def inner_anchor(pattern: str) -> int | None:
     """Where ``^`` or ``$`` asks for an end within the text; None: nowhere."""
-    for found in _PIECE.finditer(pattern):
-        before, after = pattern[: found.start()], pattern[found.end() :]
-        if found[0] == "^" and before and not _OPENING.search(before):
+    is_begin = True  # no character stands before the place
+    for found in pieces(pattern):
+        piece = found[0]
+        if piece == "^":
+            if not is_begin:
+                return found.start()
+            continue
+        if piece == "$" and pattern[found.end() : found.end() + 1] not in (")", "|", "$", ""):
             return found.start()
-        if found[0] == "$" and after and after[0] not in ")|$":
-            return found.start()
+        is_begin = piece == "|" or piece[0] == "("
     return None
 
 
-_PIECE: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-_OPENING: Final = re.compile(r"(?:\(|\||\(\?[a-zA-Z-]*:|\(\?P?<\w+>|\^)\Z")
+_PIECE: Final = re.compile(rf"\\.|{CLASS}|\(\?(?:P?<[^\W\d][\w.\[\]]*+>|[a-zA-Z-]*+:)|.", re.DOTALL)
 
 
-class _Scan:
+class _Level:
+    """A group that is open, or the whole pattern."""
+
+    __slots__ = ("before", "empty", "first_empty", "has_text", "size")
+
+    def __init__(self) -> None:
+        self.size = 0  # written out
+        self.empty: int | None = None  # a part of the alternative that no text matches
+        self.before: int | None = None  # the same without its last part
+        self.first_empty: int | None = None  # of the earlier alternatives
+        self.has_text = False  # an earlier alternative has no such part
+
+    def end_way(self) -> None:
+        self.has_text = self.has_text or self.empty is None
+        self.first_empty = self.empty if self.first_empty is None else self.first_empty
+        self.empty = self.before = None
+
+    def end(self) -> int | None:
+        """Where a part stands that no text matches, so that none matches the whole; None: the whole does without."""
+        self.end_way()
+        return None if self.has_text else self.first_empty
+
+
+class Scan:
     """One walk over a pattern."""
 
     def __init__(self, pattern: str, *, in_ecma: bool) -> None:
@@ -128,8 +205,11 @@ class _Scan:
         self._open: list[int] = []  # where the groups begin that are not closed
         self._names: set[str] = set()
         self._can_repeat = False  # whether an expression stands before the place
-        self._sizes = [0]  # written out, of the pattern and of each open group
+        self._levels = [_Level()]  # of the pattern and of each open group
         self._last = 0  # the size of the expression before the place
+        self.empty_class: int | None = None  # so that no text matches the pattern
+        self.named: list[tuple[int, int, str]] = []  # classes with names of POSIX within others
+        self.operation: tuple[int, str] | None = None  # the first one on classes, or the first class within another one
 
     def run(self) -> None:
         pattern = self._pattern
@@ -145,27 +225,35 @@ class _Scan:
                 if not self._open:
                     self._fail("')' closes no group", "write '\\)' for the character, or open a group before it")
                 self._open.pop()
-                self._step(1, can_repeat=True, size=max(self._sizes.pop(), 1))
+                group = self._levels.pop()
+                self._step(1, can_repeat=True, size=max(group.size, 1), empty=group.end())
             elif character in "*+?":
                 self._repeat(character)
             elif character == "{":
                 self._count()
             elif character == "|" or (character == "^" and self._at == 0):
+                if character == "|":
+                    self._levels[-1].end_way()
                 self._step(1, can_repeat=False)
             else:
                 self._step(1, can_repeat=True)
         if self._open:
             self._fail("the group is not closed", "add ')' behind it", self._open[-1])
+        self.empty_class = self._levels[0].end()
 
     def _fail(self, problem: str, remedy: str, at: int | None = None) -> NoReturn:
         raise Fault(self._pattern, self._at if at is None else at, problem, remedy)
 
-    def _step(self, by: int, *, can_repeat: bool, size: int = 1) -> None:
+    def _step(self, by: int, *, can_repeat: bool, size: int = 1, empty: int | None = None) -> None:
+        """``empty``: where a class without a character keeps the expression from matching any text."""
         self._at += by
         self._can_repeat = can_repeat
         if can_repeat:
+            level = self._levels[-1]
             self._last = size
-            self._sizes[-1] += size
+            level.size += size
+            level.before = level.empty
+            level.empty = empty if level.empty is None else level.empty
 
     def _escape(self, *, in_class: bool = False) -> str | None:
         """Step over an escape. The character that it stands for; None: a class."""
@@ -196,6 +284,8 @@ class _Scan:
         if in_class and following in "Az":
             self._fail(f"\\{following} is no character", "leave it out of the class")
         found = _PROPERTY.match(self._pattern, start)
+        if found is not None and self._in_ecma and not _is_property(found[0]):
+            self._fail(*_NO_PROPERTY)
         self._step(len(found[0]) if found is not None else 2, can_repeat=True)
         if following in "dDwWsSpP":
             return None
@@ -210,41 +300,50 @@ class _Scan:
                 f"\\{letter} needs {_HEX_DIGITS[letter]} hexadecimal digits",
                 f"write them, or any number of them in braces, such as '\\{letter}{{1F600}}'",
             )
-        code = int(digits, 16) if len(digits) <= 8 else _LARGEST_CODE + 1
-        if code > _LARGEST_CODE or 0xD800 <= code <= 0xDFFF:
+        code = int(digits, 16) if len(digits) <= 8 else LARGEST_CODE + 1
+        if code > LARGEST_CODE or 0xD800 <= code <= 0xDFFF:
             self._fail(f"\\{letter} names no Unicode character", "write a number up to 10FFFF, without D800 to DFFF")
         self._step(2 + len(digits) + (0 if braced is None else 2), can_repeat=True)
         return chr(code)
 
     def _class(self) -> None:
         """Step over a class of characters, with the classes inside of it."""
-        pattern, opened = self._pattern, [self._at]
+        pattern, opened, begin = self._pattern, [self._at], self._at
+        is_negated = pattern.startswith("[^", self._at)
         self._begin_class()
+        first = pattern[self._at - 1]
+        members = Members("" if first in "[^" else first)  # the first one may be any character
         last: str | None = ""  # before the place, where a range may begin; empty: nothing, None: a class
         while opened:
             if self._at >= len(pattern):
                 problem, remedy = "the class of characters is not closed", "add ']' behind it; '\\[' is the character"
                 self._fail(problem, remedy, opened[-1])
-            character = pattern[self._at]
+            start, character = self._at, pattern[self._at]
             if character == "]":
                 opened.pop()
-                self._step(1, can_repeat=True)
+                is_empty = not opened and is_negated and self.operation is None and members.are_all
+                self._step(1, can_repeat=True, empty=begin if is_empty else None)
                 last = ""
             elif character == "[" and not self._in_ecma:
-                named = _POSIX.match(pattern, self._at)
+                named = POSIX.match(pattern, start)
                 if named is not None:
-                    if named[1] not in _POSIX_NAMES:
-                        self._fail("the class has an unknown name", f"one of {', '.join(_POSIX_NAMES)}")
+                    if named[1] not in POSIX_CLASSES:
+                        self._fail("the class has an unknown name", f"one of {', '.join(POSIX_CLASSES)}")
                     self._at += len(named[0])
+                    self.named.append((start, self._at, named[0][2:-2]))
                 else:
-                    opened.append(self._at)
+                    self.operation = self.operation or (start, "[")
+                    opened.append(start)
                     self._begin_class()
                 last = ""
-            elif character == "-" and last != "" and pattern[self._at + 1 : self._at + 2] not in self._no_range:
-                self._range(last)
+            elif character == "-" and last != "" and pattern[start + 1 : start + 2] not in self._no_range:
+                members.ranges.append((ord(last or character), ord(self._range(last))))
                 last = ""
             else:
+                if pattern.startswith(_OPERATIONS, start):
+                    self.operation = self.operation or (start, pattern[start : start + 2])
                 last = self._member()
+                members.add(last, pattern[start : self._at])
 
     def _begin_class(self) -> None:
         self._at += 1
@@ -261,7 +360,8 @@ class _Scan:
         self._at += 1
         return self._pattern[self._at - 1]
 
-    def _range(self, first: str | None) -> None:
+    def _range(self, first: str | None) -> str:
+        """Step over the rest of a range. Its last character."""
         start = self._at
         if first is None:
             self._fail("a class stands at an end of a range", "write '\\-' for the character")
@@ -273,6 +373,7 @@ class _Scan:
             self._fail("a range of characters ends with a class", "write '\\-' for the character", start)
         elif first > last:
             self._fail(f"the range {first!r}-{last!r} is empty", "write the smaller character first", start - 1)
+        return last
 
     def _group(self) -> None:
         pattern, start = self._pattern, self._at
@@ -303,16 +404,23 @@ class _Scan:
         if len(self._open) >= DEEPEST:
             self._fail(f"more than {DEEPEST} groups stand within each other", "send a simpler pattern")
         self._open.append(start)
-        self._sizes.append(0)
+        self._levels.append(_Level())
         self._step(length, can_repeat=False)
 
     def _repeat(self, sign: str) -> None:
         if not self._can_repeat:
             self._fail(f"'{sign}' has nothing to repeat before it", f"write '\\{sign}' for the character")
         self._at += 1
+        if sign != "+":
+            self._do_without()
         if self._pattern[self._at : self._at + 1] == "?":  # a lazy one, which matches the same whole texts
             self._at += 1
         self._end_repetition()
+
+    def _do_without(self) -> None:
+        """The expression before the place may occur no time."""
+        level = self._levels[-1]
+        level.empty = level.before
 
     def _end_repetition(self) -> None:
         if self._in_ecma and self._pattern[self._at : self._at + 1] == "*":
@@ -332,9 +440,12 @@ class _Scan:
         if found[3] and least > most:
             self._fail(f"the repetition {found[0]} is empty", "write the smaller number first")
         factor = max(least, most, 1)
-        self._sizes[-1] += self._last * (factor - 1)
+        if not least:
+            self._do_without()
+        level = self._levels[-1]
+        level.size += self._last * (factor - 1)
         self._last *= factor
-        if self._sizes[-1] > LARGEST:
+        if level.size > LARGEST:
             problem = f"with its repetitions written out, the pattern has over {LARGEST} parts"
             self._fail(problem, "write smaller numbers, or '*' and '+'")
         self._at = found.end()
@@ -344,8 +455,4 @@ class _Scan:
 
 
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
-_POSIX: Final = re.compile(r"\[:\^?([a-z]+):\]")
-_POSIX_NAMES: Final = (
-    "alnum", "alpha", "ascii", "blank", "cntrl", "digit", "graph", "lower", "print", "punct", "space", "upper", "word",
-    "xdigit",
-)  # fmt: skip
+_OPERATIONS: Final = ("&&", "--", "~~")

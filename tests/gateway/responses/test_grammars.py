@@ -154,7 +154,19 @@ def test_a_regular_expression_matches_as_a_whole() -> None:
         ("regex", "x\\a", r"/x\\a/ is not read at line 1, column 2, before .*control character"),
         ("regex", "a**", r"at line 1, column 3, before '\*': a repetition stands behind another one"),
         ("regex", "a{2}*", r"at line 1, column 5, before '\*': a repetition stands behind another one"),
-        ("regex", "[a--b]", r"at line 1, column 2, before 'a--b\]': the range 'a'-'-' is empty"),
+        ("regex", "[a--b]", r"at line 1, column 3, before '--b\]': the operation '--' on classes .*'\\-\\-'"),
+        ("regex", "[a-z&&[^e]]", r"at line 1, column 5, before .*: the operation '&&' on classes"),
+        ("lark", "start: /[[a]b]/", r"at line 1, column 2, before .*: a class within a class"),
+        ("regex", "[[:foo:]]", "column 2, before .*: the class has an unknown name; one of alnum"),
+        ("lark", "start: /[[:alpha:][]/", "column 11, before .*: the class of characters is not closed"),
+        (
+            "regex",
+            r"a\p{Foo}",
+            r"/a\\p\{Foo\}/ is not read at line 1, column 2, .* names no property .*'\\p\{Letter\}'",
+        ),
+        ("lark", r"start: /[\P{Foo}]/", r"/\[\\P\{Foo\}\]/ is not read at line 1, column 2, .* names no property"),
+        ("regex", r"a[^\s\S]", "no text satisfies it, because it needs a character of a class without one"),
+        ("lark", 'start: "a" B\nB: /[^\\d\\D]+/', "no text satisfies it"),
         ("regex", "a" * 80 + "(" + "a" * 80, r"/a{80}\.\.\./ is not read at line 1, column 81"),
         ("regex", "a" * 65_537, "has 65537 characters, and at most 65536 are read"),
     ],
@@ -177,6 +189,7 @@ def test_an_expression_that_is_not_read_is_refused_where_it_is_written(
         (pattern_of_regex, "(?<é>a)", ("a",)),
         (pattern_of_lark, 'start: "[" /[^[]+/', ("[a",)),
         (pattern_of_lark, "start: /[[a-z]+/", ("[a",)),
+        (pattern_of_lark, 'start: "b" | /[^\\s\\S]/', ("b",)),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Possible nested set:FutureWarning")  # of Python, which reads the pattern here
@@ -187,6 +200,25 @@ def test_classes_and_names_are_those_of_ecma(
     assert is_readable(pattern)
     assert all(matches(pattern, text) for text in texts)
     assert not matches(pattern, "")
+
+
+@pytest.mark.parametrize(
+    ("definition", "inside", "outside"),
+    [
+        ("[[:alpha:]]+", ("aZ",), ("1", ":", "[", "é")),
+        ("[^[:^digit:]_]", ("7",), ("_", "a")),
+        ("[[:^ascii:]x-]", ("é", "x", "-", "\U0001f600"), ("a", ":")),
+        ("[[:punct:][:space:]]", ("]", "~", "\v"), ("a", "1")),
+        ("[[:word:]][[:xdigit:]]", ("_f",), ("gg", "-f")),
+    ],
+)
+def test_a_class_with_a_name_of_posix_is_read_as_in_rust(
+    definition: str, inside: tuple[str, ...], outside: tuple[str, ...]
+) -> None:
+    for read in (pattern_of_regex(definition), pattern_of_lark(f"start: /{definition}/")):
+        assert is_readable(read)
+        assert [matches(read, text) for text in inside] == [True] * len(inside)
+        assert not any(matches(read, text) for text in outside)
 
 
 @pytest.mark.parametrize("end", ["start: a a a b", 'start: "c"\n%ignore a\n%ignore a\n%ignore a\n%ignore b'])

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from inferd.structured.ecma import to_ecma
 from inferd.structured.faults import Fault
-from inferd.structured.regex import check
+from inferd.structured.regex import is_empty
 
 MAX_CHARS: Final = 65_536
 """Of a grammar, and of the regular expression that it becomes."""
@@ -89,6 +90,11 @@ def _check_length(num_chars: int) -> None:
 
 def _whole(body: str) -> str:
     _check_length(len(body))
+    if is_empty(body):
+        raise GrammarError(
+            "no text satisfies it, because it needs a character of a class without one, such as '[^\\s\\S]'; leave the "
+            "class out, or let a character be in it"
+        )
     return f"^(?:{body})$"
 
 
@@ -369,7 +375,7 @@ def _in_ecma(regex: str, flags: str) -> str:
     if set(flags) - {"s", "u", "l"}:
         raise GrammarError(f"the flags {flags!r} of a regular expression are not supported; write out what they mean")
     try:
-        check(regex, in_ecma=True)
+        regex = to_ecma(regex)
     except Fault as fault:
         named = regex if len(regex) <= _SHOWN else f"{regex[:_SHOWN]}..."
         raise GrammarError(f"the expression /{named}/ is not read {fault}") from None

@@ -6,6 +6,7 @@ It has no keyword beside those of one type, no sibling of ``anyOf`` and ``$ref``
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -46,7 +47,7 @@ class Emitter:
         self._find_productive()
         if frozenset(root) not in self._productive:
             problem = "no finite value is valid against the schema"
-            self._document.refuse(self._document.root, None, problem, "a schema with at least one valid value")
+            self._refuse(self._unproductive(root), Lost(problem, "a schema with at least one valid value"))
         for conjunction in self._order:
             key = frozenset(conjunction)
             if self._uses[key] > 1 and key in self._productive:
@@ -141,11 +142,36 @@ class Emitter:
     def _is_productive(self, kind: Kind, state: State, emitted: Any) -> bool:
         if emitted is not None:
             return bool(emitted != [])  # there are too few values for a list without repeated items
+        return all(map(self._has_value, self._needed(kind, state))) and (kind == "array" or self._has_enough(state))
+
+    def _has_enough(self, objects: Objects) -> bool:
+        """Whether an object has as many properties with a value as it needs."""
+        missing = objects.least - len(objects.required)
+        if missing <= 0 or any(map(self._has_value, (objects.others, *objects.by_pattern.values()))):
+            return True
+        optional = (value for name, value in objects.named.items() if name not in objects.required)
+        return sum(map(self._has_value, optional)) >= missing
+
+    def _needed(self, kind: Kind, state: State) -> Iterator[Conjunction]:
+        """The parts without which a list or an object has no value."""
         if kind == "array":
-            return all(
-                self._has_value(state.item(position)) for position in range(min(state.least, len(state.prefix) + 1))
-            )
-        return all(self._has_value(state.value(name)) for name in state.required)
+            return (state.item(position) for position in range(min(state.least, len(state.prefix) + 1)))
+        return (state.value(name) for name in state.required)
+
+    def _unproductive(self, root: Conjunction) -> Conjunction:
+        """The innermost conjunction without a value that is the only reason why ``root`` has none."""
+        found, seen = root, {frozenset(root)}
+        while True:
+            states = self._states[frozenset(found)]
+            if len(states) != 1:
+                return found
+            kind, state, emitted = states[0]
+            needed = self._needed(kind, state) if emitted is None else iter(())
+            part = next((part for part in needed if not self._has_value(part)), NOTHING)
+            if part == NOTHING or frozenset(part) in seen:
+                return found
+            seen.add(frozenset(part))
+            found = part
 
     def _has_value(self, part: Conjunction) -> bool:
         return part == ANYTHING or (part != NOTHING and frozenset(part) in self._productive)

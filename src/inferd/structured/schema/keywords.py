@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from inferd.structured import regex
 from inferd.structured.schema import drafts, formats, patterns
 from inferd.structured.schema.arrays import Contains, ItemCount, Items, Unique
 from inferd.structured.schema.document import Document, Node
@@ -254,8 +255,8 @@ class Reader:
         return MultipleOf(step)
 
     def _pattern(self, node: Node, _: Kind) -> Formula:
-        pattern = node.schema["pattern"]
-        return Pattern(self._readable(node, pattern, "pattern"))
+        pattern = self._readable(node, node.schema["pattern"], "pattern")
+        return not regex.is_empty(pattern) and Pattern(pattern)
 
     def _readable(self, node: Node, pattern: Any, *steps: str) -> str:
         if not isinstance(pattern, str):
@@ -264,7 +265,7 @@ class Reader:
             problem, remedy = patterns.fault_of(pattern)
             self._document.refuse(node, steps[0], problem, remedy)
         if (construct := patterns.unreadable(pattern)) is not None:
-            problem = f"the pattern {pattern!r} has {construct}, which no mask enforces"
+            problem = f"the pattern {patterns.shown(pattern)} has {construct}, which no mask enforces"
             self._document.refuse(node, steps[0], problem, "a pattern without it")
         return pattern
 

@@ -9,25 +9,45 @@ from functools import lru_cache
 import jsonschema_rs
 
 from inferd.structured import regex
+from inferd.structured.classes import CLASS
 from inferd.structured.faults import Fault, place
 
-_UNREADABLE = (
-    (re.compile(r"\(\?<?[=!]"), "look-around"),
-    (re.compile(r"(?<!\\)(?:\\\\)*\\[1-9]"), "a back-reference"),
-    (re.compile(r"(?<!\\)(?:\\\\)*\\[bB]"), "a word boundary"),
-    (re.compile(r"(?<!\\)(?:\\\\)*\\c[A-Za-z]"), "a control escape"),
-)
-
-
-_CLASS = re.compile(r"\[(?:\^|[^\]\\]|\\.[^\]]*-)(?:\\.|[^\]\\])*\]")  # but those that begin with an escape
+_LONGEST_SHOWN = 80  # characters of a pattern in a message
+_LOOK = ("(?=", "(?!", "(?<=", "(?<!")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\0|\\(?:x|u00|u\{0*)(?:0[0-7bBeE]|1[0-9a-fA-F]|7[fF])", re.ASCII)
+_CONTROL_ESCAPE = re.compile(r"\\c[A-Za-z]")
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
 
 
 def unreadable(pattern: str) -> str | None:
     """The construct of a pattern that no mask can enforce; ``None`` where there is none."""
-    if _CONTROL.search(_CLASS.sub("", pattern)):  # the mask engine would leave it out of the text
+    found = (_construct(pattern, piece) for piece in regex.pieces(pattern))
+    return next((construct for construct in found if construct is not None), None)
+
+
+def _construct(pattern: str, piece: re.Match[str]) -> str | None:
+    """The construct that no mask can enforce in a piece of a pattern."""
+    text, start = piece[0], piece.start()
+    if text[0] == "[":
+        # The mask engine would leave a control character out of the text. In a class it leaves the others, unless the
+        # class has this one alone.
+        if text[1:2] == "\\" and "-" not in text[3:] and _CONTROL.search(text):
+            return "a control character"
+        return next((name for escape in _ESCAPE.finditer(text) if (name := _escaped(text, escape.start()))), None)
+    if _CONTROL.match(pattern, start):
         return "a control character"
-    return next((name for construct, name in _UNREADABLE if construct.search(pattern)), None)
+    if text[0] == "\\":
+        return _escaped(pattern, start)
+    return "look-around" if pattern.startswith(_LOOK, start) else None
+
+
+def _escaped(pattern: str, at: int) -> str | None:
+    """The same for an escape."""
+    if pattern.startswith(tuple("123456789"), at + 1):
+        return "a back-reference"
+    if pattern.startswith(("b", "B"), at + 1):
+        return "a word boundary"
+    return "a control escape" if _CONTROL_ESCAPE.match(pattern, at) else None
 
 
 def is_readable(pattern: str) -> bool:
@@ -45,8 +65,13 @@ def fault_of(pattern: str) -> tuple[str, str]:
         regex.check(pattern, in_ecma=True)
     except Fault as fault:
         where = place(pattern, fault.offset)
-        return f"the pattern {pattern!r} cannot be read {where}: {fault.problem}", fault.remedy
-    return f"{pattern!r} is no regular expression", "the syntax of ECMA 262 without look-around"
+        return f"the pattern {shown(pattern)} cannot be read {where}: {fault.problem}", fault.remedy
+    return f"{shown(pattern)} is no regular expression", "the syntax of ECMA 262 without look-around"
+
+
+def shown(pattern: str) -> str:
+    """A pattern in a message."""
+    return repr(pattern if len(pattern) <= _LONGEST_SHOWN else f"{pattern[:_LONGEST_SHOWN]}...")
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -68,7 +93,7 @@ def for_masks(pattern: str) -> str:
     return _PIECE.sub(lambda found: _piece(found[0]), pattern)
 
 
-_PIECE = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\\[pP](?:\{[^}]*\}|.)|\\.|.", re.DOTALL)
+_PIECE = re.compile(rf"{CLASS}|\\[pP](?:\{{[^}}]*+\}}|.)|\\.|.", re.DOTALL)
 _MEMBER = re.compile(r"\\.|--|.", re.DOTALL)
 _WHITE = {r"\s": r"[ \t\n\f\r]", r"\S": r"[^\s\uFEFF]"}
 _IN_CLASS = {r"\s": r" \t\n\f\r", r"\S": r"[^\s\uFEFF]"}
