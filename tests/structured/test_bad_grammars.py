@@ -189,6 +189,8 @@ LARK = [
     ("%declare A\nstart: A", 1, 1, "%declare is not supported", "define the terminal"),
     ('start: A\nA.2: "x"', 2, 6, "priorities are not supported", "leave the number out"),
     ("start: a & b\na: /x/\nb: /y/", 1, 8, "join terminals alone", "upper case"),
+    ('start: "a" @answer', 1, 12, "no grammar '@answer'", "write its rules"),
+    ('start: "a"{0}', 1, 14, "the repetition is of 0 times", "leave it out"),
     ("start: @arguments", 1, 8, "no grammar '@arguments'", "write its rules"),
     ("start: <|nothing|>", 1, 8, "no special token", "write a text"),
     ("start: ?", 1, 8, "is missing", "write one"),
@@ -504,6 +506,9 @@ def test_white_space_of_json_is_taken(compiler: Compiler, pattern: str) -> None:
         ("\r\nroot ::=\r\n [0-9]+ [/.*]", ["12/", "1."], ["12"]),
         ("root ::= a\na ::= b a | b\nb ::= [xy]", ["xyx"], [""]),
         ('root ::= "a"** "b"+', ["b", "aab"], ["a"]),
+        ('root ::= "a"{2}+*' + "*?+" * 20 + ' x{2} x??\nx ::= "x"', ["xx", "aaaaxxx"], ["axx", "aax"]),
+        ('root ::= "a"{0} "b" "c"{0,0} ("d" "e"){0,1}', ["b", "bde"], ["a", "ab", "bc"]),
+        ("root ::= " + "(" * 100 + "[a-b]" + ")?" * 20 + ")" * 80 + ' "c"', ["c", "ac", "bc"], ["a"]),
     ],
 )
 def test_a_grammar_in_gbnf_has_the_sentences_that_llama_cpp_reads(

@@ -158,6 +158,14 @@ def test_a_trial_that_takes_too_much_memory_is_refused(compiler: Compiler, monke
     assert failure(compiler, LONG, "another").message == error.message
 
 
+def test_a_grammar_that_needs_much_of_the_stack_ends_its_trial_and_no_worker(compiler: Compiler) -> None:
+    """A thread of the worker has room for these rules, and for a few more only."""
+    rules = "".join(f'r{n}: "a" r{n + 1}\n' for n in range(2_000))
+    error = failure(compiler, Grammar(text=f'start: r0\n{rules}r2000: "b"', syntax="lark", at="g"))
+    assert isinstance(error, InvalidRequest)
+    assert "stand too deeply within each other" in error.message
+
+
 def test_a_trial_whose_process_is_killed_ends_one_request(compiler: Compiler) -> None:
     compiler.compile(COSTLY)
     waiting = compiler.trials.pid

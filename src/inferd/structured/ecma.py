@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from inferd.structured.classes import POSIX, posix_members
 from inferd.structured.faults import Fault
 from inferd.structured.regex import Scan, check, pieces
+
+_LOOK = ("(?=", "(?!", "(?<=", "(?<!")
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\0|\\(?:x|u00|u\{0*)(?:0[0-7bBeE]|1[0-9a-fA-F]|7[fF])", re.ASCII)
+_CONTROL_ESCAPE = re.compile(r"\\c[A-Za-z]")
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
 
 
 def to_ecma(pattern: str) -> str:
@@ -20,6 +27,7 @@ def to_ecma(pattern: str) -> str:
         if any(found[0][0] == "[" and POSIX.search(found[0], 1) for found in pieces(pattern)):
             raise
         check(pattern, in_ecma=True)
+        _check_writable(pattern)
         return pattern
     if scan.operation is not None:
         at, sign = scan.operation
@@ -32,4 +40,46 @@ def to_ecma(pattern: str) -> str:
         parts += [pattern[last:start], posix_members(name)]
         last = end
     check(pattern, in_ecma=True)
+    _check_writable(pattern)
     return "".join([*parts, pattern[last:]])
+
+
+def _check_writable(pattern: str) -> None:
+    found = unwritable(pattern)
+    if found is not None:
+        at, construct = found
+        raise Fault(pattern, at, f"{construct} is not supported", "leave it out")
+
+
+def unwritable(pattern: str) -> tuple[int, str] | None:
+    """A construct of a pattern of ECMA 262 that no mask can enforce, and where it is; ``None``: there is none."""
+    for piece in pieces(pattern):
+        construct = _construct(pattern, piece)
+        if construct is not None:
+            return piece.start(), construct
+    return None
+
+
+def _construct(pattern: str, piece: re.Match[str]) -> str | None:
+    """The construct that no mask can enforce in a piece of a pattern."""
+    text, start = piece[0], piece.start()
+    if text[0] == "[":
+        # The mask engine would leave a control character out of the text. In a class it leaves the others, unless the
+        # class has this one alone.
+        if text[1:2] == "\\" and "-" not in text[3:] and _CONTROL.search(text):
+            return "a control character"
+        return next((name for escape in _ESCAPE.finditer(text) if (name := _escaped(text, escape.start()))), None)
+    if _CONTROL.match(pattern, start):
+        return "a control character"
+    if text[0] == "\\":
+        return _escaped(pattern, start)
+    return "look-around" if pattern.startswith(_LOOK, start) else None
+
+
+def _escaped(pattern: str, at: int) -> str | None:
+    """The same for an escape."""
+    if pattern.startswith(tuple("123456789"), at + 1):
+        return "a back-reference"
+    if pattern.startswith(("b", "B"), at + 1):
+        return "a word boundary"
+    return "a control escape" if _CONTROL_ESCAPE.match(pattern, at) else None

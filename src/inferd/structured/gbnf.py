@@ -21,6 +21,8 @@ MOST_WAYS: Final = 10_000  # of one rule or group
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _SHORT: Final = {"n": "\n", "r": "\r", "t": "\t"}
 _ITSELF: Final = '"\\[]-^'
+_NEVER: Final = ("{0}", "{0,0}")
+_DEEPEST_IN_LARK: Final = 20  # groups within each other; the mask engine takes a few more
 _BLANK: Final = " \t"
 _LINE_ENDS: Final = "\r\n"
 
@@ -85,17 +87,18 @@ def _find_terminals(rules: dict[str, _Rule]) -> None:
 
 
 class _Parser:
-    __slots__ = ("_at", "_empty", "_names", "_sentences", "_text")
+    __slots__ = ("_at", "_empty", "_names", "_rules", "_sentences", "_text")
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._rules: dict[str, _Rule] = {}
         self._sentences = Sentences()
         self._names: dict[str, Sentence] = {}  # of rules
         self._empty: dict[Sentence, int] = {}  # classes without a character, and where they are
 
     def rules(self) -> dict[str, _Rule]:
-        rules: dict[str, _Rule] = {}
+        rules = self._rules
         self._skip(lines=True)
         while self._at < len(self._text):
             offset, name = self._at, self._name()
@@ -118,7 +121,7 @@ class _Parser:
 
     def check_ends(self, rules: dict[str, _Rule]) -> None:
         """Raise ``Fault`` where no text that ends is a sentence of the rules."""
-        places = {self._names[name]: (name, rule.offset) for name, rule in rules.items()}
+        places = {self._names[name]: (name, rule.offset) for name, rule in rules.items() if name in self._names}
         endless.check(self._text, self._sentences, self._names["root"], places, self._empty)
 
     def _named(self, name: str) -> Sentence:
@@ -177,9 +180,13 @@ class _Parser:
         while (item := self._item(depth)) is not None:
             written, sentence = item
             self._skip(lines=depth > 0)
+            is_repeated = False
             while repeated := self._repetition():
-                written = ["(", *written, ")", repeated]
+                if is_repeated:
+                    written = self._apart(written)
+                written = ['""'] if repeated in _NEVER else [*written, repeated]
                 sentence = TEXT if repeated.startswith(("*", "?", "{0")) else sentence
+                is_repeated = True
                 self._skip(lines=depth > 0)
             parts += [" ", *written] if parts else written
             sentences.append(sentence)
@@ -206,9 +213,17 @@ class _Parser:
                     self._fail_item()
                 self._fail("the group is not closed", "add ')' behind it", offset)
             self._at += 1
+            if depth % _DEEPEST_IN_LARK == _DEEPEST_IN_LARK - 1:
+                return _Body(self._apart(body.written), body.sentence)
             return _Body(["(", *body.written, ")"], body.sentence)
         name = self._name()
         return _Body([_Reference(name, offset)], self._named(name)) if name else None
+
+    def _apart(self, written: list[_Part]) -> list[_Part]:
+        """The same as a rule of its own, with a name that no other has."""
+        name = f"({len(self._rules)})"
+        self._rules[name] = _Rule(written, self._at)
+        return [_Reference(name, self._at)]
 
     def _repetition(self) -> str:
         """The repetition behind an item; empty: there is none."""

@@ -32,6 +32,7 @@ _WORDS: Final = (
     ),
     ("unknown special token", "the tokenizer has no special token {0!r}", 'write a text in "..."'),
     ("Unknown common regex", "this is not known", f"'%import common.NAME' with one of {_COMMON}"),
+    ("cannot be 0", "the repetition is of 0 times", "leave it out, with what it repeats"),
     ("range end must be", "the repetition is empty", "write the smaller number first"),
     ("range start must be >=", "the repetition begins below 0", "write 0 or more"),
     ("invalid range order", "the range of characters is empty", "write the smaller character first"),
@@ -48,7 +49,7 @@ _WORDS: Final = (
 
 
 def check(text: str) -> None:
-    """Raise ``Fault`` where the grammar has a schema, or no sentence. What a schema says is normalised and checked again
+    """Raise ``Fault`` where the grammar has a schema, another grammar or no sentence. What a schema says is normalised and checked again
     in the whole answer, and in a sentence of a grammar nothing tells which part a schema is for."""
     at = text.find(_SCHEMA)
     if at >= 0:
@@ -59,7 +60,13 @@ def check(text: str) -> None:
         raise Fault(text, at, f"{_SCHEMA} is not supported in a grammar", remedy)
     reading = lark_reader.read(text)
     if reading is not None:
+        for name, at in reading.grammars:
+            raise _unknown_grammar(text, at, name)
         endless.check(text, reading.sentences, reading.start, reading.rules, reading.empty)
+
+
+def _unknown_grammar(text: str, at: int, name: str) -> Fault:
+    return Fault(text, at, f"there is no grammar {name!r}", "write its rules into this grammar")
 
 
 def fault_of(text: str, problem: str, read: str) -> Fault | None:
@@ -70,7 +77,7 @@ def fault_of(text: str, problem: str, read: str) -> Fault | None:
     unknown = _UNKNOWN_GRAMMAR.match(problem)
     if unknown is not None:
         at = max(text.find(unknown[1]), 0)
-        return Fault(text, at, f"there is no grammar {unknown[1]!r}", "write its rules into this grammar")
+        return _unknown_grammar(text, at, unknown[1])
     found = _PLACE.match(problem)
     if found is None:
         return None

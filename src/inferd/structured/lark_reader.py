@@ -57,6 +57,7 @@ class Reading(NamedTuple):
     rules: dict[Part, tuple[str, int]]  # the name of each rule that is no terminal, and where its definition is
     empty: dict[Part, int]  # patterns that no text matches, and where a class without a character is in them
     choices: list[list[Way]]
+    grammars: list[tuple[str, int]]  # other grammars that it refers to, and where
     options: list[tuple[Part, Span]]  # what may be left out, with the sign that says so
 
 
@@ -132,6 +133,7 @@ class _Reader:
         self._sentences = Sentences()
         self._rules: dict[Part, tuple[str, int]] = {}
         self._choices: list[list[Way]] = []
+        self._grammars: list[tuple[str, int]] = []
         self._options: list[tuple[Part, Span]] = []
         self._empty: dict[Part, int] = {}
 
@@ -139,7 +141,7 @@ class _Reader:
         start = self._grammar(0)
         if self._peek() is not _END:
             raise _Unknown
-        return Reading(self._sentences, start, self._rules, self._empty, self._choices, self._options)
+        return Reading(self._sentences, start, self._rules, self._empty, self._choices, self._grammars, self._options)
 
     def _peek(self, ahead: int = 0) -> _Token:
         place = self._at + ahead
@@ -323,6 +325,8 @@ class _Reader:
             part = self._grammar(depth + 1)
             self._expect("}")
             return part
+        if token.kind == "grammar":
+            self._grammars.append((token.text, token.offset))
         if token.kind in ("special", "grammar", "json"):
             return TEXT
         raise _Unknown

@@ -58,6 +58,7 @@ _REGEX_PIECE: Final = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P?<[^\W\d][\w.\[\]]*>|\(\?[a-zA-Z-]+[:)]|.", re.DOTALL
 )
 _STRING_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))")
+_NEVER_WRITTEN: Final = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 _SHORT: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "b": "\b"}
 
 
@@ -319,14 +320,14 @@ class _Grammar:
         reader = self._reader
         for sign in "*+?":
             if reader.takes(sign):
-                return f"(?:{body}){sign}"
+                return "" if _is_nothing(body) else f"(?:{body}){sign}"
         if not reader.takes("~"):
             return f"(?:{body})"
         least = self._count()
         most = self._count() if reader.takes("..") else least
         if least > most:
             raise GrammarError(f"~{least}..{most} repeats nothing; write the smaller number first")
-        return f"(?:{body}){{{least},{most}}}"
+        return "" if _is_nothing(body) else f"(?:{body}){{{least},{most}}}"
 
     def _count(self) -> int:
         token = self._reader.next()
@@ -337,6 +338,10 @@ class _Grammar:
     def _string(self, token: str) -> str:
         reader = self._reader
         text, ignores_case = _text_of(token)
+        if _NEVER_WRITTEN.search(text):
+            raise GrammarError(
+                f"{token[:_SHOWN]} has a control character or half of a surrogate pair, which no text has; leave it out"
+            )
         if reader.takes(".."):
             last, _ = _text_of(reader.next().text)
             if len(text) != 1 or len(last) != 1 or text > last:
@@ -347,6 +352,16 @@ class _Grammar:
         return "".join(
             f"[{_escaped(c.lower())}{_escaped(c.upper())}]" if c.lower() != c.upper() else _escaped(c) for c in text
         )
+
+
+def _is_nothing(body: str) -> bool:
+    """Whether the expression is made of groups without content, which cannot be repeated."""
+    while _EMPTY in body and set(body) <= set(_EMPTY):
+        body = body.replace(_EMPTY, "")
+    return not body
+
+
+_EMPTY: Final = "(?:)"
 
 
 def _text_of(token: str) -> tuple[str, bool]:

@@ -8,46 +8,17 @@ from functools import lru_cache
 
 import jsonschema_rs
 
-from inferd.structured import regex
+from inferd.structured import ecma, regex
 from inferd.structured.classes import CLASS
 from inferd.structured.faults import Fault, place
 
 _LONGEST_SHOWN = 80  # characters of a pattern in a message
-_LOOK = ("(?=", "(?!", "(?<=", "(?<!")
-_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\0|\\(?:x|u00|u\{0*)(?:0[0-7bBeE]|1[0-9a-fA-F]|7[fF])", re.ASCII)
-_CONTROL_ESCAPE = re.compile(r"\\c[A-Za-z]")
-_ESCAPE = re.compile(r"\\.", re.DOTALL)
 
 
 def unreadable(pattern: str) -> str | None:
     """The construct of a pattern that no mask can enforce; ``None`` where there is none."""
-    found = (_construct(pattern, piece) for piece in regex.pieces(pattern))
-    return next((construct for construct in found if construct is not None), None)
-
-
-def _construct(pattern: str, piece: re.Match[str]) -> str | None:
-    """The construct that no mask can enforce in a piece of a pattern."""
-    text, start = piece[0], piece.start()
-    if text[0] == "[":
-        # The mask engine would leave a control character out of the text. In a class it leaves the others, unless the
-        # class has this one alone.
-        if text[1:2] == "\\" and "-" not in text[3:] and _CONTROL.search(text):
-            return "a control character"
-        return next((name for escape in _ESCAPE.finditer(text) if (name := _escaped(text, escape.start()))), None)
-    if _CONTROL.match(pattern, start):
-        return "a control character"
-    if text[0] == "\\":
-        return _escaped(pattern, start)
-    return "look-around" if pattern.startswith(_LOOK, start) else None
-
-
-def _escaped(pattern: str, at: int) -> str | None:
-    """The same for an escape."""
-    if pattern.startswith(tuple("123456789"), at + 1):
-        return "a back-reference"
-    if pattern.startswith(("b", "B"), at + 1):
-        return "a word boundary"
-    return "a control escape" if _CONTROL_ESCAPE.match(pattern, at) else None
+    found = ecma.unwritable(pattern)
+    return None if found is None else found[1]
 
 
 def is_readable(pattern: str) -> bool:

@@ -34,6 +34,7 @@ from inferd.structured.trial.task import Task, TrialVocabulary, do
 
 OUT_OF_MEMORY: Final = 3
 DEFECT: Final = 4
+STACK_BYTES: Final = 2 << 20
 
 _LEAST_NICE: Final = 19
 _MOST_TENANTS: Final = 1000
@@ -181,6 +182,8 @@ def _try(
             time.sleep(_LOOK_S)
         # The system ends the process, whatever it computes.
         signal.setitimer(signal.ITIMER_PROF, limits.most_s)
+        # What fits into this stack fits into that of the worker's threads, which no signal would end alone.
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
         held = _address_space_bytes()
         if held is not None:
             _, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -25,7 +25,7 @@ MOST_WAIT_S: Final = 30.0  # on cores that are busy with more urgent work
 MOST_BYTES: Final = 1 << 30
 MOST_SAVED_S: Final = 0.2  # of processor time with the worker's share, for the trials of a tenant,
 REFILL: Final = 0.005  # and how much of it comes back in a second
-OUT_OF_MEMORY: Final = (3, -signal.SIGABRT, -signal.SIGSEGV)
+OUT_OF_MEMORY: Final = (3, -signal.SIGABRT)
 _COMMAND: Final = (sys.executable, "-P", "-m", "inferd.structured.trial")
 _END_S = 5.0
 
@@ -81,6 +81,8 @@ class Trials:
             raise _ended()
         if status == -signal.SIGPROF:
             raise LimitReached(f"compiling it takes longer than {MOST_SECONDS:g} s of processor time")
+        if status == -signal.SIGSEGV:
+            raise LimitReached("its parts stand too deeply within each other, or compiling it takes too much memory")
         if status in OUT_OF_MEMORY:
             raise LimitReached(f"compiling it takes more than {MOST_BYTES >> 20} MiB of memory")
         if status < 0:
