@@ -76,6 +76,7 @@ def matches(pattern: str, text: str) -> bool:
         (PATCH, "*** Begin Patch\n*** End Patch", False),
         (PATCH, "here: *** Begin Patch\n*** Delete File: a.py\n*** End Patch", False),
         (SUMS, "4 + 4", True),
+        ('start: "a" "b"\n%ignore ""\n', "ab", True),
         ('start: A* B+ ":"* "("?\nA: ""\nB: "" (A | A)', ":::(", True),
         (SUMS, "1 * 23 + 4 * 5", True),
         (SUMS, "4 +4", False),

@@ -197,7 +197,7 @@ class _Grammar:
             parts.append(self._alternatives(in_rule=False, depth=0))
             length += len(parts[-1])
             _check_length(length)
-        if parts:
+        if not all(map(_is_nothing, parts)):
             self._ignored = f"(?:{'|'.join(parts)})*"
 
     def start(self) -> str:

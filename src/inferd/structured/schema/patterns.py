@@ -37,7 +37,8 @@ def fault_of(pattern: str) -> tuple[str, str]:
     except Fault as fault:
         where = place(pattern, fault.offset)
         return f"the pattern {shown(pattern)} cannot be read {where}: {fault.problem}", fault.remedy
-    return f"{shown(pattern)} is no regular expression", "the syntax of ECMA 262 without look-around"
+    problem = f"{shown(pattern)} is too large, or no regular expression"
+    return problem, "the syntax of ECMA 262 without look-around, and smaller numbers of repetitions"
 
 
 def shown(pattern: str) -> str:
