@@ -23,6 +23,7 @@ from tests.gateway.grpc.running import (
     infer_request,
     predicted,
     running,
+    stream,
     text_request,
     unary,
     unary_future,
@@ -415,6 +416,16 @@ def test_a_key_opens_the_door_in_either_header(guarded: Guarded) -> None:
             told = server.served()
             assert (told.tenant, told.key_id) == ("acme", "k")
             assert door.permits[-1].settled == [(Usage(3), "done")]
+
+
+def test_every_request_of_a_stream_is_reserved_and_settled(guarded: Guarded) -> None:
+    server, door, _ = guarded
+    server.reset()
+    door.permits.clear()
+    with server.channel() as channel:
+        assert len(list(stream(channel, iter([infer_request(), infer_request()]), metadata=GOOD))) == 2
+        until_now(lambda: len(door.permits) == 2 and all(permit.settled for permit in door.permits), "both are settled")
+    assert [permit.settled for permit in door.permits] == [[(Usage(3), "done")]] * 2
 
 
 def test_a_call_without_permission_is_refused_with_its_status(guarded: Guarded) -> None:
