@@ -49,8 +49,11 @@ _WORDS: Final = (
 
 
 def check(text: str) -> None:
-    """Raise ``Fault`` where the grammar has a schema, another grammar or no sentence. What a schema says is normalised and checked again
-    in the whole answer, and in a sentence of a grammar nothing tells which part a schema is for."""
+    """Raise ``Fault`` where the grammar has a schema, another grammar or no sentence.
+
+    What a schema says is normalised and checked again in the whole answer, and in a sentence of a grammar nothing tells
+    which part a schema is for.
+    """
     at = text.find(_SCHEMA)
     if at >= 0:
         remedy = (
