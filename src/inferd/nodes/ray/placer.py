@@ -112,6 +112,7 @@ class Placer:
         """Begin. The driver is started when a model wants a machine of the cluster."""
         self._site.on_wanted = self._change.set
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
+        self._keeping.add_done_callback(_log_defect)
 
     async def stop(self) -> None:
         """Give everything back. Ray ends what the driver has asked for with the driver."""
@@ -155,7 +156,7 @@ class Placer:
         wanted = self._site.wanted().get(model)
         if wanted is None or self._room is None:
             return False
-        if self._unused(model):
+        if self._unused(model, wanted.used):
             return True
         # Those of which Ray's last report may not know yet.
         new = [
@@ -165,12 +166,12 @@ class Placer:
         ]
         return not shortage(wanted.needs, without(self._room, (one.needs for one in new)))
 
-    def _unused(self, model: str) -> list[Reservation]:
+    def _unused(self, model: str, used: frozenset[str]) -> list[Reservation]:
         """The model's reservations that have joined, have no replica, and stay."""
         return [
             one
             for one in self._reservations.values()
-            if one.model == model and one.has_joined and one.spared_at is not None and not one.is_draining
+            if one.model == model and one.has_joined and one.name not in used and not one.is_draining
         ]
 
     # -- one look ---------------------------------------------------------------------------
@@ -189,14 +190,15 @@ class Placer:
         self._follow_nodes(used, now)
         if wanted and self._driving is None:
             self._driving = asyncio.get_running_loop().create_task(self._drive())
+            self._driving.add_done_callback(_log_defect)
         if self._is_connected:
             decision = decide(wanted, list(self._reservations.values()), now)
             for name in decision.give_back:
                 self._give_back(name)
             for model, needs in decision.ask:
                 self._ask(model, needs, wanted[model].leaving, now)
-        for model in wanted:
-            self._move_one(model)
+        for model, one in wanted.items():
+            self._move_one(model, one.used)
         told = {model: self.awaited(model) for model in wanted}
         if told != self._told:
             self._told = told
@@ -218,9 +220,14 @@ class Placer:
             elif one.has_joined:
                 self._lost[one.ray_node] = now
                 self._give_back(one.name)
+            elif one.end is not None:
+                failures = self._failures.get(one.model, (0, 0.0, ""))[0]
+                self._failures[one.model] = (failures + 1, now, one.end)
+                _log.warning("the node %s for %s did not join: %s", one.name, one.model, one.end)
+                self._give_back(one.name)
         self._lost = {node: at for node, at in self._lost.items() if now - at < AVOIDED_S}
 
-    def _move_one(self, model: str) -> None:
+    def _move_one(self, model: str, used: frozenset[str]) -> None:
         """Move a replica off a draining machine to a reservation that has joined, one replica after another. Without such
         a reservation it serves on, until its machine ends."""
         links = [
@@ -228,7 +235,7 @@ class Placer:
             for one in self._reservations.values()
             if one.model == model and one.is_draining and (link := self._listener.link(one.name)) is not None
         ]
-        if links and self._unused(model) and all(link.state != "leaving" for link in links):
+        if links and self._unused(model, used) and all(link.state != "leaving" for link in links):
             links[0].leave("Ray drains its machine")
 
     def _ask(self, model: str, needs: Needs, leaving: frozenset[str], now: float) -> None:
@@ -323,15 +330,15 @@ class Placer:
             case Seen(room):
                 self._room, self._room_at = room, clock.now()
             case Ended(name, reason):
-                one = self._reservations.get(name)
-                if one is not None and self._listener.link(name) is None:
-                    if not one.has_joined:
-                        failures = self._failures.get(one.model, (0, 0.0, ""))[0]
-                        self._failures[one.model] = (failures + 1, clock.now(), reason)
-                        _log.warning("the node %s for %s did not join: %s", name, one.model, reason)
-                    else:
-                        self._lost[one.ray_node] = clock.now()
-                    self._give_back(name)
+                # The next look follows it: the end of the node's connection may be noticed later than this message.
+                if (one := self._reservations.get(name)) is not None:
+                    one.end = reason
+
+
+def _log_defect(task: asyncio.Task[None]) -> None:
+    """Log a defect of the placer's task, which otherwise shows only when the server stops."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.critical("the placer failed; replicas get no more machines of the Ray cluster", exc_info=error)
 
 
 def check_installed() -> None:

@@ -75,6 +75,7 @@ class Reservation(msgspec.Struct, kw_only=True):
     joined_at: float = 0.0
     spared_at: float | None = None  # since when it has had no replica, once it has joined
     is_draining: bool = False  # its machine will end
+    end: str | None = None  # why its actor has ended; None: it has not, as far as is known
 
     @property
     def has_joined(self) -> bool:

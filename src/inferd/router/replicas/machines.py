@@ -272,7 +272,7 @@ class Machines:
         self._change = asyncio.Event()
         self.free_here: Callable[[str], int | None] = lambda model: None
         self.reserver: Reserver | None = None
-        self.on_wanted: Callable[[], None] = lambda: None  # called when ``wanted`` may have changed
+        self.on_wanted: Callable[[], None] = lambda: None  # called when ``wanted`` or the nodes may have changed
 
     # -- nodes ------------------------------------------------------------------------------
 
@@ -285,6 +285,7 @@ class Machines:
         """A machine joined."""
         self._nodes[node.name] = node
         self.notify()
+        self.on_wanted()
 
     def remove_node(self, node: Node) -> None:
         """A machine is gone: what ran there takes another one."""
