@@ -38,7 +38,7 @@ CALM_S, BUSY_S, START_S = 12.0, 60.0, 120.0
 LEAST_PART_S, IDLE_S, LOOK_S = 0.05, 1.0, 0.2
 MORE_ANSWERS = 4  # after the second replica is ready
 SPARES: Mapping[str, Mapping[str, bool]] = {
-    "no": {},
+    "no": {"spare": False},
     "yes": {"spare": True},
     "memory": {"spare": True, "spare_memory": True},
 }

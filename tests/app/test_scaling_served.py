@@ -90,6 +90,7 @@ def test_a_second_replica_comes_with_the_load_survives_a_kill_and_leaves_without
     assert all(line["reason"] and line["rule"] for line in lines)
 
 
+@THOROUGH
 def test_from_zero_the_first_request_waits_and_an_idle_model_goes_to_zero_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

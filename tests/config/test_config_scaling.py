@@ -25,7 +25,10 @@ def problem(**model: Any) -> str:
         ({"scaling": {"max": 2}, "load": "on_demand"}, "models.chat.load: on_demand begins without a replica"),
         ({"scaling": {"max": 2}, "idle_after_s": 9}, "models.chat.idle_after_s: it unloads the model"),
         ({"scaling": {"max": 2}, "sequence": {"states": {"a": "b"}}}, "a replica that leaves would lose them"),
-        ({"scaling": {"max": 2, "spare_memory": True}}, "spare_memory: it is memory of the spare process; set"),
+        (
+            {"scaling": {"max": 2, "spare": False, "spare_memory": True}},
+            "spare_memory: it is memory of the spare process; set",
+        ),
         ({"scaling": {"min": 0}}, "scaling.max"),
         ({"scaling": {"max": 65}}, "scaling.max"),
         ({"scaling": {"max": 2, "target": {"queue_ms": 0}}}, "scaling.target.queue_ms"),

@@ -25,6 +25,7 @@ from tests.console.npm import fetch
 from tests.drift.test_monitors import Server as Watched
 from tests.drift.test_monitors import answered, config
 from tests.prefix_proxy import KINDS, PREFIX, below_path
+from tests.tiers import THOROUGH
 
 from inferd.drift.monitors import DriftReport
 from inferd.rollout.evidence import Count
@@ -186,6 +187,7 @@ def test_an_answer_that_is_cut_off_keeps_its_text_and_a_refused_one_gives_the_me
     assert page.get_by_label("Message").input_value() == "Once more"
 
 
+@THOROUGH
 def test_a_conversation_goes_on_after_its_session_ended_and_is_forgotten_at_the_sign_out(
     tab: Tab, server: Demo
 ) -> None:
@@ -243,6 +245,7 @@ def enter(page: Any, key: str) -> None:
     page.get_by_role("button", name="Sign out").wait_for()
 
 
+@THOROUGH
 def test_the_model_calls_the_tool_and_answers_in_the_schema(page: Any, server: Demo) -> None:
     page.goto(server.url + "console/#/playground/demo")
     page.get_by_text("Tools and schema").click()
@@ -309,6 +312,7 @@ def test_a_completion_shows_the_probability_of_each_token(page: Any, server: Dem
     assert page.locator(".bar").count() >= 2
 
 
+@THOROUGH
 def test_a_form_takes_text_numbers_and_a_picture(page: Any, server: Demo) -> None:
     page.goto(server.url + "console/#/playground/intents")
     page.get_by_label("Text", exact=True).last.fill("when do you open\nturn the music on")
@@ -352,6 +356,7 @@ def picture() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
+@THOROUGH
 def test_models_are_unloaded_loaded_and_restarted_after_a_question(page: Any, server: Demo) -> None:
     page.goto(server.url + "console/#/models")
     page.get_by_text("Tool calls and reasoning: hermes (calls <tool_call>; from the chat template)").wait_for()
@@ -375,6 +380,7 @@ def test_models_are_unloaded_loaded_and_restarted_after_a_question(page: Any, se
     page.get_by_role("row").filter(has_text="digits").first.wait_for()
 
 
+@THOROUGH
 def test_a_rollout_is_shown_with_its_guards_its_copies_and_its_golden_set(page: Any, server: Demo) -> None:
     report = RolloutReport(
         model="digits",
@@ -449,6 +455,7 @@ def show_drift(page: Any, reports: Sequence[DriftReport]) -> None:
         page.route(f"**/admin/drift/{quote(one.model, safe='')}", _fulfil(content_type="application/json", body=body))
 
 
+@THOROUGH
 def test_drift_is_shown_per_version_with_its_windows_over_time(page: Any, server: Demo, tmp_path: Path) -> None:
     page.goto(server.url + "console/#/drift")
     page.get_by_text("The drift of no model is watched").wait_for()
@@ -486,6 +493,7 @@ def test_drift_is_shown_per_version_with_its_windows_over_time(page: Any, server
     expect(other.get_by_role("region", name="Stream label", exact=True)).to_contain_text("no window is full yet")
 
 
+@THOROUGH
 def test_the_progress_of_a_reference_is_shown_and_another_one_is_taken_after_a_question(
     page: Any, server: Demo, tmp_path: Path
 ) -> None:
@@ -546,6 +554,7 @@ def test_a_key_is_created_rotated_and_revoked_and_its_secret_is_shown_once(page:
     page.get_by_role("row").filter(has_text="tests-\u00fc").first.wait_for()
 
 
+@THOROUGH
 def test_a_key_without_a_tenant_is_refused_with_the_reason(page: Any, server: Demo) -> None:
     page.goto(server.url + "console/#/keys")
     page.get_by_role("button", name="Create a key").click()
@@ -575,6 +584,7 @@ def test_requests_are_listed_filtered_and_explained(page: Any, server: Demo) -> 
     page.get_by_text("may have been replaced by newer ones").wait_for()
 
 
+@THOROUGH
 def test_docs_send_an_example_stream_it_and_ask_before_a_change(page: Any, server: Demo) -> None:
     page.goto(server.url + "docs")
     page.get_by_role("heading", name="HTTP API").wait_for()
@@ -646,6 +656,7 @@ def test_the_console_works_from_the_keyboard(tab: Tab, server: Demo) -> None:
     page.get_by_role("button", name="Theme: Dark").wait_for()
 
 
+@THOROUGH
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_console_works_behind_a_path_prefix(browser: Any, server: Demo, kind: str, tmp_path: Path) -> None:
     with below_path(kind, server.port, tmp_path) as base:

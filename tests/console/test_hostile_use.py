@@ -25,6 +25,7 @@ PAGES = ("overview", "playground", "models", "requests", "keys", "events", "sign
 
 
 @THOROUGH
+@THOROUGH
 def test_an_address_that_is_broken_leads_to_a_page(page: Any, server: Demo) -> None:
     for address, title in {
         "console/#/constructor": "Overview",
@@ -45,6 +46,7 @@ def test_an_address_that_is_broken_leads_to_a_page(page: Any, server: Demo) -> N
 # -- two tabs ------------------------------------------------------------------------------------
 
 
+@THOROUGH
 def test_a_sign_out_and_a_sign_in_in_one_tab_are_ones_in_the_other(tab: Tab, server: Demo) -> None:
     one = tab.sign_in(server.admin)
     other = tab.context.new_page()
@@ -82,6 +84,7 @@ def test_texts_of_clients_stay_texts(page: Any, server: Demo) -> None:
     assert page.title() != "broken"
 
 
+@THOROUGH
 def test_a_tool_call_with_any_index_is_one_call(page: Any, server: Demo) -> None:
     sent: list[Any] = []
     streams: list[str] = []

@@ -65,7 +65,7 @@ def is_served(client: Client, **options: Any) -> str | None:
     holds="its streams end with an error event within 2 s, the other's go on, one restart, ready within 5 s",
     control="SIGSTOP instead, which causes no notification",
     red="error event",
-    tier="everyday",
+    tier="thorough",
 )
 def killed_worker(field: Field) -> None:
     with field.serve(TWO_REPLICAS) as server, contextlib.ExitStack() as stack:
@@ -103,7 +103,7 @@ def killed_worker(field: Field) -> None:
     holds="the worker is killed after hang_timeout_s and started again; its streams end with an error event",
     control="hang_timeout_s: 60",
     red="no error",
-    tier="everyday",
+    tier="thorough",
 )
 def hung_worker(field: Field) -> None:
     model = {"source": "tiny", "hang_timeout_s": field.either(0.5, 60.0)}
@@ -141,7 +141,7 @@ def failing_step(field: Field) -> None:
     holds="given up after two deaths; every innocent one is answered",
     control="two such requests",
     red="deaths|innocent",
-    tier="everyday",
+    tier="thorough",
 )
 def poison(field: Field) -> None:
     gate = field.folder / "gate"
@@ -504,7 +504,7 @@ def _unload_quietly(server: Server) -> None:
     holds="each within 1 s, counters never go back",
     control="the server is stopped for 2 s",
     red="a scrape took",
-    tier="everyday",
+    tier="thorough",
 )
 def scrapes(field: Field) -> None:
     with field.serve() as server, load(12, lambda: _asked(server)):

@@ -90,7 +90,7 @@ def unsafe(source: str) -> Iterator[str]:
     holds="none can make code or objects out of bytes: no pickle and its like (joblib opens one where allow_pickle says so), no eval, no unsafe YAML",
     control="a file that does each of these",
     red="pickle",
-    tier="everyday",
+    tier="thorough",
 )
 def no_pickle(field: Field) -> None:
     found = [f"{path.name}: {what}" for path in SOURCES.rglob("*.py") for what in unsafe(path.read_text())]
@@ -302,7 +302,7 @@ def errors_tell_nothing(field: Field) -> None:
     holds="400, 413, 415 or 431 and the connection closed; memory stays bounded",
     control="max_body_bytes: 1 GiB",
     red="was read",
-    tier="everyday",
+    tier="thorough",
 )
 def floods(field: Field) -> None:
     with field.serve({"server": {"max_body_bytes": field.either(1_000_000, 2**30)}}) as server:
@@ -364,7 +364,7 @@ def _path(route: Route) -> str:
     holds="401 or 403 before the body is read; only the probes are open",
     control="server.auth: off",
     red="let in",
-    tier="everyday",
+    tier="thorough",
 )
 def every_route(field: Field) -> None:
     config = {"server": {"auth": field.either("required", "off"), "public_metrics": False}}

@@ -83,7 +83,7 @@ def _locked(path: Path) -> Iterator[None]:
     holds="requests are served as fast as before; lines are dropped and counted",
     control="lines are written when they are said",
     red="blocked",
-    tier="everyday",
+    tier="thorough",
 )
 def blocked_log(field: Field) -> None:
     reading, writing = os.pipe()
@@ -125,7 +125,7 @@ def _burst(server: Server) -> None:
     holds="computed once; the same answer each time; 422 for the other body",
     control="no key is sent",
     red="computed",
-    tier="everyday",
+    tier="thorough",
 )
 def idempotency(field: Field) -> None:
     with field.serve(checked=False) as server:
@@ -162,7 +162,7 @@ def idempotency(field: Field) -> None:
     holds="together they let through what the quota says; x-ratelimit-* and Retry-After tell the truth",
     control="a key without a limit",
     red="let through",
-    tier="everyday",
+    tier="thorough",
 )
 def one_budget(field: Field) -> None:
     with guarded(field) as one:
@@ -213,7 +213,7 @@ def refill(field: Field) -> None:
     holds="the stream goes on to its end; new work is refused within 1 s",
     control="it is not revoked",
     red="still accepted",
-    tier="everyday",
+    tier="thorough",
 )
 def revoked(field: Field) -> None:
     with guarded(field) as server:

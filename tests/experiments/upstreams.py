@@ -59,7 +59,7 @@ def timed(server: Server, **options: Any) -> tuple[Answer, float]:
     holds="the breaker opens: refused with 503 in 50 ms without asking it; probes close it when it is well again",
     control="breaker.enabled: false",
     red="was asked",
-    tier="everyday",
+    tier="thorough",
 )
 def burst_of_errors(field: Field) -> None:
     breaker = {"enabled": field.either(True, False), "failures": 3, "cooldown_s": 0.5, "successes": 2}

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.worker.watching import Bytes, ask, outputs_of, routing, text_of, until
 
-from inferd.config import Config, ModelConfig, ScalingConfig
+from inferd.config import Config, ModelConfig, NodesConfig, PlacementConfig, ScalingConfig
 from inferd.router.replicas.fleet import Fleet
 from inferd.router.router import Router
 from inferd.router.stream import open_stream
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def scaled(
-    *, spare: bool = True, least: int = 1, environment: tuple[str, ...] = (), spare_memory: bool = False
+    *, spare: bool | None = True, least: int = 1, environment: tuple[str, ...] = (), spare_memory: bool = False
 ) -> Config:
     scaling = ScalingConfig(min=least, max=2, spare=spare, spare_memory=spare_memory)
     model = ModelConfig(source="tiny", scaling=scaling, hang_timeout_s=60.0, drain_s=0.0, environment=environment)
@@ -127,6 +127,33 @@ def test_the_memory_of_weights_is_that_of_the_model_as_it_is_configured() -> Non
             model = msgspec.structs.replace(config.models["tiny"], dtype="float32")
             await router.apply(Config(models={"tiny": model}))
             await until(lambda: fleet_of(router).spare_pid not in (None, first), "there is another one", 60.0)
+
+    asyncio.run(run())
+
+
+def test_there_is_one_by_default_while_the_model_has_a_replica_and_may_get_another() -> None:
+    async def run() -> None:
+        async with routing(scaled(spare=None), plan=planned) as (router, _):
+            await spare_of(router)
+            assert await router.scale("tiny", 2) == 2
+            assert fleet_of(router).spare_pid is None
+            await router.scale("tiny", 1)
+            await spare_of(router)
+            await router.apply(scaled(spare=None, least=0))
+            await router.unload("tiny")
+            assert fleet_of(router).spare_pid is None
+            assert fleet_of(router)._spare_timer is None, "and none will be started"
+
+    asyncio.run(run())
+
+
+def test_there_is_none_on_this_machine_where_replicas_run_elsewhere() -> None:
+    async def run() -> None:
+        config = scaled()
+        model = msgspec.structs.replace(config.models["tiny"], placement=PlacementConfig(nodes="only"))
+        config = Config(models={"tiny": model}, nodes=NodesConfig(listen="127.0.0.1:0"))
+        async with routing(config, plan=planned, until_ready=False) as (router, _):
+            assert fleet_of(router)._spare_timer is None
 
     asyncio.run(run())
 

@@ -186,12 +186,13 @@ class ScalingConfig(Section, frozen=True, kw_only=True):
     ] = 1
     max: Annotated[int, Meta(description="Most replicas. Memory and cores are planned for all of them.", ge=1, le=64)]
     spare: Annotated[
-        bool,
+        bool | None,
         Meta(
             description="Keep a process without a model whose imports are done, while there are fewer replicas than "
-            "max: the next replica starts in it. It takes the memory of the libraries."
+            "max: the next replica starts in it. It takes the memory of the libraries. Unset (null): while the model "
+            "has a replica."
         ),
-    ] = False
+    ] = None
     spare_memory: Annotated[
         bool,
         Meta(

@@ -446,8 +446,10 @@ def _scaling(here: Place, model: ModelConfig) -> Iterator[Problem]:
             (*here, "replicas"),
             "scaling is given as well; keep replicas for a fixed number, or scaling for one that follows the load.",
         )
-    if scaling.spare_memory and not scaling.spare:
-        yield Problem((*at, "spare_memory"), "it is memory of the spare process; set scaling.spare to true as well.")
+    if scaling.spare_memory and scaling.spare is False:
+        yield Problem(
+            (*at, "spare_memory"), "it is memory of the spare process; set scaling.spare to true, or leave it out."
+        )
     if scaling.min > 0 and model.load == "on_demand":
         yield Problem(
             (*here, "load"),

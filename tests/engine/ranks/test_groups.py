@@ -24,7 +24,7 @@ import pytest
 import torch
 from tests.adapters import write_adapter
 from tests.engine.test_engine import make_request, run
-from tests.tiers import sample
+from tests.tiers import THOROUGH, sample
 from tests.worker.watching import children, interrupted, is_running, text_of
 
 from inferd.answer_form import AnswerForm, Regex
@@ -98,6 +98,7 @@ def test_processes_answer_as_one(adapters: dict[str, str]) -> None:
     assert expected[: len(PROMPTS)] != expected[len(PROMPTS) : 2 * len(PROMPTS)], "the adapter changes answers"
 
 
+@THOROUGH
 def test_stages_answer_as_one_process_where_every_step_is_cut(
     adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

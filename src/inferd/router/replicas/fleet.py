@@ -593,11 +593,17 @@ class Fleet:
         if self._spare_timer is not None:
             self._spare_timer.cancel()
             self._spare_timer = None
-        scaling = self._config.scaling
-        if scaling is None or not scaling.spare or len(self.locals) >= scaling.max:
+        if not self._is_spare_of_use():
             self._spare.drop()
         elif not self._is_stopped:
             self._spare_timer = asyncio.get_running_loop().call_later(SPARE_AFTER_S, self._keep_spare)
+
+    def _is_spare_of_use(self) -> bool:
+        """Whether the next replica may start in a spare worker, and one is wanted."""
+        scaling = self._config.scaling
+        if scaling is None or len(self.locals) >= scaling.max or not self._machines.may_run_here(self._config):
+            return False
+        return bool(self.locals) if scaling.spare is None else scaling.spare
 
     def _keep_spare(self) -> None:
         workers = self.locals
