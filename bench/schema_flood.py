@@ -9,8 +9,9 @@ time. Windows of some seconds alternate, so that another program on the machine 
 - ``cached``: as many requests as in the window before, evenly spaced, all with one small schema that is known.
 
 The difference between ``bombs`` and ``cached`` is what compiling and refusing take from the streams. The clients of the
-flood have a process of their own with a niceness of 10 and short slices, which writes its requests before. The streams are read from
-their sockets without an HTTP library, whose work would take more of a core than the gateway's.
+flood have a process of their own with a niceness of 10 and short slices, which writes its requests and makes its HTTP
+client before the windows. The streams are read from their sockets without an HTTP library, whose work would take more
+of a core than the gateway's.
 
 ``--flood`` names what is done instead of sending bombs, to see which part of the effect is whose. ``refused``: the same
 bodies, about as many, go to a model that does not exist, so that nothing is compiled. ``idle``: no requests, but as
@@ -174,35 +175,35 @@ def _flood(url: str, bombers: int, kind: str, pipe: Connection) -> None:
     source = (json.dumps({"model": model, "prompt": "x", "max_tokens": 4, **bomb}).encode() for bomb in bombs())
     bodies = deque(next(source) for _ in range(_BODIES if kind != "idle" else 0))
     cached = json.dumps({"model": "m", "prompt": "x", "max_tokens": 4, **_schema({"type": "boolean"})}).encode()
-    pipe.send(None)
 
-    async def send(seconds: float, num_cached: int | None) -> tuple[Counter[int], float]:
+    async def send(client: httpx.AsyncClient, seconds: float, num_cached: int | None) -> tuple[Counter[int], float]:
         statuses: Counter[int] = Counter()
         longest_s = 0.0
         until = time.perf_counter() + seconds
 
-        async def one(client: httpx.AsyncClient, body: bytes) -> None:
+        async def one(body: bytes) -> None:
             nonlocal longest_s
             began = time.perf_counter()
             response = await client.post("/v1/completions", content=body)
             statuses[response.status_code] += 1
             longest_s = max(longest_s, time.perf_counter() - began)
 
-        async def drop(client: httpx.AsyncClient) -> None:
+        async def drop() -> None:
             while time.perf_counter() < until:
-                await one(client, bodies.popleft())
+                await one(bodies.popleft())
                 if kind == "refused":
                     await asyncio.sleep(_USUAL_S)
 
-        async with httpx.AsyncClient(base_url=url, timeout=120, headers=_JSON) as client:
-            if num_cached is None:
-                await asyncio.gather(*(drop(client) for _ in range(bombers)))
-            else:
-                for left in range(num_cached, 0, -1):
-                    await asyncio.gather(one(client, cached), asyncio.sleep((until - time.perf_counter()) / left))
-                await asyncio.sleep(until - time.perf_counter())
+        if num_cached is None:
+            await asyncio.gather(*(drop() for _ in range(bombers)))
+        else:
+            for left in range(num_cached, 0, -1):
+                await asyncio.gather(one(cached), asyncio.sleep((until - time.perf_counter()) / left))
+            await asyncio.sleep(until - time.perf_counter())
         return statuses, longest_s
 
+    runner, client = asyncio.Runner(), httpx.AsyncClient(base_url=url, timeout=120, headers=_JSON)
+    pipe.send(None)
     while True:
         seconds, num_cached = pipe.recv()
         if kind == "idle" and num_cached is None:
@@ -211,7 +212,7 @@ def _flood(url: str, bombers: int, kind: str, pipe: Connection) -> None:
                 os.waitpid(child, 0)
             pipe.send((Counter(), 0.0))
         else:
-            pipe.send(asyncio.run(send(seconds, num_cached)))
+            pipe.send(runner.run(send(client, seconds, num_cached)))
 
 
 async def first_token_s(client: httpx.AsyncClient, fields: dict[str, Any]) -> float:

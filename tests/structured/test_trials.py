@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -59,6 +60,11 @@ def children(pid: int) -> list[int]:
             if int(fields[1]) == pid and fields[0] != "Z":
                 found.append(int(stat.parent.name))
     return found
+
+
+def state_of(pid: int) -> str:
+    """A letter, as the system writes it: T for a process that was stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -227,12 +233,30 @@ def test_a_trial_gets_the_least_share_once_it_has_set_its_own(*, has_begun: bool
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no such share")
-def test_a_long_trial_leaves_the_cores_to_others(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_trial_leaves_the_cores_to_others_and_is_stopped_in_turns_while_the_worker_computes(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "MOST_SAVED_S", 0.1)
+    may_end = threading.Event()
+
+    def compute() -> None:  # without the interpreter's lock
+        while not may_end.is_set():
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000)
+
+    computing = threading.Thread(target=compute)
     running = InThread(compiler, LONG)
     trial = trial_of(compiler)
-    until(lambda: os.sched_getscheduler(trial) == os.SCHED_IDLE)  # raises where it ended before
-    os.kill(trial, signal.SIGKILL)
+    computing.start()
+    try:
+        until(lambda: os.sched_getscheduler(trial) == os.SCHED_IDLE)  # raises where it ended before
+        until(lambda: state_of(trial) == "T")
+    finally:
+        may_end.set()
+        computing.join()
+    before_s = waiting._processor_s(trial)
+    until(lambda: waiting._processor_s(trial) > before_s + 0.02 or not Path(f"/proc/{trial}").exists())
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(trial, signal.SIGKILL)
     running.wait()
     assert os.sched_getscheduler(os.getpid()) == os.SCHED_OTHER
 

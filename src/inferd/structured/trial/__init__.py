@@ -6,5 +6,6 @@ time and memory that the system enforces.
 
 - ``task``: what is tried, and the work.
 - ``__main__``: the process that waits for trials and forks one process for each.
+- ``turns``: which trials compute at a time, beside steps.
 - ``client``: the worker's side.
 """

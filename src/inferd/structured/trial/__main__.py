@@ -5,7 +5,8 @@ trial and reads the result from it; behind the result stands how the process of 
 when the worker closes the socket. This process ends when the worker's end of its own socket is closed.
 
 A trial begins with the worker's share of contended cores, so that it is not held up on a busy machine. One that takes
-longer goes on with the least share, and so does each trial of a tenant whose trials have taken much lately.
+longer goes on with the least share, and so does each trial of a tenant whose trials have taken much lately. Those are
+stopped most of the time while the worker computes (``turns``).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from inferd.machine.parent import die_with
 from inferd.machine.slices import shorten_slices
 from inferd.structured.trial.frames import TENANT_BYTES, read_frame, status_frame, write_frame
 from inferd.structured.trial.task import Task, TrialVocabulary, do
+from inferd.structured.trial.turns import Turns
 
 OUT_OF_MEMORY: Final = 3
 DEFECT: Final = 4
@@ -72,6 +74,7 @@ class _Trial:
     budget: Budget
     used_s: float = 0.0  # of processor time, with the worker's share
     is_least: bool = False  # has the least share
+    is_stopped: bool = False
 
 
 class _Waiting:
@@ -79,18 +82,19 @@ class _Waiting:
 
     def __init__(self, control: socket.socket, vocabulary: TrialVocabulary, limits: Limits) -> None:
         self._control = control
+        self._worker = os.getppid()
         self._vocabulary = vocabulary
         self._limits = limits
         self._trials: dict[int, _Trial] = {}  # by both of their descriptors
         self._budgets: dict[bytes, Budget] = {}  # by tenant
+        self._turns: Turns[_Trial] = Turns()  # of those with the least share
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
     def run(self) -> None:
         """Until the worker closes its end."""
         while True:
-            is_urgent = any(not trial.is_least for trial in self._trials.values())
-            for descriptor, event in self._poll.poll(_LOOK_S * 1000 if is_urgent else None):
+            for descriptor, event in self._poll.poll(self._wait_ms()):
                 trial = self._trials.get(descriptor)
                 if descriptor == self._control.fileno():
                     if not self._accept():
@@ -105,12 +109,34 @@ class _Waiting:
             for trial in set(self._trials.values()):
                 if not trial.is_least:
                     self._charge(trial)
+            self._change_turns()
+
+    def _wait_ms(self) -> float | None:
+        """How long to wait for an event; None: until there is one."""
+        is_urgent = any(not trial.is_least for trial in self._trials.values())
+        waits_s = [_LOOK_S] if is_urgent else []
+        if self._turns.until is not None:
+            waits_s.append(max(0.0, self._turns.until - time.monotonic()))
+        return min(waits_s) * 1000 if waits_s else None
+
+    def _change_turns(self) -> None:
+        """Stop the trials that have to wait while the worker computes, and let others go on."""
+        now = time.monotonic()
+        if self._turns.until is None or now < self._turns.until:
+            return
+        running = self._turns.running(now, _processor_s(self._worker))
+        for trial in self._turns.all():
+            if trial.is_stopped == (trial in running):
+                trial.is_stopped = not trial.is_stopped
+                os.kill(trial.pid, signal.SIGSTOP if trial.is_stopped else signal.SIGCONT)
 
     def _charge(self, trial: _Trial) -> None:
         """Take what the trial has used from its tenant's budget, and give it the least share where that is used up."""
         self._settle(trial)
         if trial.budget.left_s <= 0:
             trial.is_least = _give_least_share(trial.pid)
+            if trial.is_least:
+                self._turns.add(id(trial.budget), trial)
 
     def _settle(self, trial: _Trial) -> None:
         used_s = _processor_s(trial.pid)
@@ -149,6 +175,8 @@ class _Waiting:
         os.close(kept_open)
         trial = _Trial(pid, channel, ended, budget, is_least=budget.left_s <= 0)
         self._trials[ended] = self._trials[channel.fileno()] = trial
+        if trial.is_least:
+            self._turns.add(id(budget), trial)
         self._poll.register(ended, select.POLLIN)
         self._poll.register(channel, 0)  # tells when the other end was closed
         return True
@@ -156,6 +184,7 @@ class _Waiting:
     def _finish(self, trial: _Trial) -> None:
         if not trial.is_least:
             self._settle(trial)  # before its process is reaped
+        self._turns.remove(id(trial.budget), trial)
         _, status = os.waitpid(trial.pid, 0)
         with contextlib.suppress(KeyError):  # its end was told before
             self._poll.unregister(trial.channel)
