@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,10 @@ PRICES = {"date": "2026-11-01", "source": "us", "per_hour": {"h100": 2.0}}
         (["70b", "--devices", " , "], 2, "--devices names none"),
         (["70b", "--requests", "0"], 2, "0 is not in the range"),
         (["70b", "--answer", "2048"], 2, "--answer 2048 leaves no prompt of --tokens 2048"),
+        (["70b", "--rate", "nan"], 2, "'nan' is not a number."),
+        (["70b", "--busy", "1e-320"], 2, "is not in the range 0.01<=x<=1"),
+        (["70b", "--trace", "a.jsonl", "--answer", "9"], 2, "--answer is given, and --trace has the lengths"),
+        (["70b", "--trace", "a.jsonl", "--tokens", "9"], 2, "--tokens is given, and --trace has the lengths"),
         (["70b", "--format", "fp12"], 2, "--format 'fp12' is none of fp32, fp16, fp8, int8, int4."),
         (["9b"], 1, "'9b' is no model: take a shape (7b, 8b, 13b, 70b, 405b), a folder,"),
         (["./nowhere"], 1, "There is no file or folder ./nowhere"),
@@ -181,16 +186,28 @@ def test_a_mistake_is_one_sentence_with_the_remedy(words: list[str], code: int, 
 @pytest.mark.parametrize(
     ("flag", "document", "complaint"),
     [
-        ("--prices", {**PRICES, "per_hour": {"h100": -1}}, "per_hour[...]: expected `float` >= 0.0"),
-        ("--prices", {**PRICES, "per_hour": {"h100": "x"}}, "per_hour[...]: expected `float`, got `str`"),
-        ("--prices", {"source": "us", "per_hour": {}}, "missing required field `date`"),
-        ("--prices", {**PRICES, "discount": 1}, "contains unknown field `discount`"),
+        ("--prices", {**PRICES, "per_hour": {"h100": -1}}, "per_hour.h100: -1 is not a number from 0 to 1e+06."),
+        ("--prices", {**PRICES, "per_hour": {"h100": "x"}}, "per_hour.h100: 'x' is not a number from 0"),
+        ("--prices", {"source": "us", "per_hour": {}}, "date: missing; give a value."),
+        ("--prices", {**PRICES, "discount": 1}, "discount: no such field; allowed: date, source"),
+        ("--prices", {**PRICES, "per_hour": {"h100": math.nan}}, "per_hour.h100: nan is not a number from 0"),
         ("--prices", "per_hour: [", "is not valid YAML"),
-        ("--devices-file", {"devices": {"x": {**H100, "memory_gb": 0}}}, "memory_gb: expected `float` > 0.0"),
+        ("--prices", "- 1", "holds no sections; it starts with 'date:'."),
+        (
+            "--devices-file",
+            {"devices": {"x": {**H100, "memory_gb": 0}}},
+            "devices.x.memory_gb: 0 is not a number, above 0",
+        ),
         ("--devices-file", {"devices": {"x": {**H100, "tflops": {}}}}, "x.tflops is empty; give at least fp16"),
         ("--devices-file", {"devices": {"X Y": H100}}, "'X Y' is no name of a device"),
-        ("--devices-file", {"devices": {"x": {**H100, "vram": 1}}}, "contains unknown field `vram`"),
-        ("--devices-file", {"devices": {"x": {**H100, "overlaps": {"fp16": 2}}}}, "expected `float` <= 1.0"),
+        ("--devices-file", {"devices": {"x": {**H100, "vram": 1}}}, "devices.x.vram: no such field; allowed: title"),
+        (
+            "--devices-file",
+            {"devices": {"x": {**H100, "overlaps": {"fp16": 2}}}},
+            "devices.x.overlaps.fp16: 2 is not a number from 0 to 1.",
+        ),
+        ("--devices-file", {"devices": {"x": {**H100, "tflops": {"fp61": 1}}}}, "fp61: no such field; did you mean"),
+        ("--trace", '{"timestamp": 1, "input_length": 1e300, "output_length": 3}', "a request has 1e+300 tokens"),
         ("--trace", '{"timestamp": 1, "output_length": 3}', "a request has no 'input_length'"),
         ("--trace", '{"timestamp": 1, "input_length": -3}', "'input_length' is '-3', not a number of 0 or more"),
         ("--trace", "", "The trace has no request"),
@@ -201,6 +218,12 @@ def test_a_bad_file_is_told_by_its_field(
 ) -> None:
     assert main(["plan", "8b", flag, write(tmp_path / "file.yaml", document)]) == 1
     assert complaint in said()[1]
+
+
+def test_a_date_needs_no_quotes(tmp_path: Path, said: Said) -> None:
+    prices = write(tmp_path / "prices.yaml", "date: 2026-11-01\nsource: us\nper_hour: {h100: 2}\n")
+    assert main(["plan", "8b", "--devices", "h100", "--prices", prices]) == 0
+    assert "Prices: us (2026-11-01)" in said()[0]
 
 
 def test_a_folder_that_is_no_model_is_told(tmp_path: Path, said: Said) -> None:

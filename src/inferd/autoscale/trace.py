@@ -12,9 +12,13 @@ A request with none of these takes the given seconds. Other fields are ignored. 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from inferd.autoscale.simulate import Arrival
+from inferd.errors import InvalidRequest
 from inferd.planning.trace import ANSWERS, number_in, rows
+
+MAX_SECONDS: Final = 7 * 86_400.0
 
 
 def read_trace(lines: Iterable[bytes], model_seconds: float) -> list[Arrival]:
@@ -35,6 +39,23 @@ def read_trace(lines: Iterable[bytes], model_seconds: float) -> list[Arrival]:
         for at, seconds, length in found
     ]
     return sorted(arrivals)
+
+
+def check_duration(arrivals: list[Arrival], at_once: int) -> None:
+    """Raises InvalidRequest for arrivals that take longer to simulate than is of use, where ``at_once`` of them are
+    worked at together."""
+    work_s = sum(one.seconds for one in arrivals) / at_once + max(one.seconds for one in arrivals)
+    for what, seconds, remedy in (
+        ("comes", arrivals[-1].at, "cut the trace; 'timestamp' is in milliseconds"),
+        ("ends", arrivals[-1].at + work_s, "take fewer or shorter requests, or more of --min and --slots"),
+    ):
+        if seconds > MAX_SECONDS:
+            raise InvalidRequest(
+                f"The last request {what} {seconds:.4g} s after the first one comes, and {MAX_SECONDS:,.0f} s are "
+                f"simulated at most: {remedy}.",
+                param="trace",
+                code="long_trace",
+            )
 
 
 def _seconds(length: float | None, mean: float, model_seconds: float) -> float:

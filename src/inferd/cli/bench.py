@@ -23,6 +23,7 @@ from inferd.benchmark.stats import Record, Summary, summarise
 from inferd.benchmark.step_profile import StepProfile
 from inferd.cli.endpoint import DEFAULT_URL, find_endpoint
 from inferd.cli.flags import Parsed
+from inferd.cli.ranges import FloatRange
 from inferd.cli.running.control import find_server
 from inferd.cli.running.own_server import own_server
 from inferd.cli.terminal import console, is_live, note
@@ -110,7 +111,7 @@ _NUMBERS: Final = Parsed("numbers", "N,N,..", _numbers)
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.1),
+    type=FloatRange(min=0.1),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

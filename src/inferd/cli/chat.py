@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from inferd.cli.endpoint import Answer, answers, find_endpoint
+from inferd.cli.ranges import FloatRange
 from inferd.cli.terminal import interruptible, note
 from inferd.errors import InferdError, InvalidRequest
 from inferd.types import JSON, SamplingParams
@@ -36,9 +37,7 @@ HELP = """\
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Longest answer, in tokens."
 )
-@click.option(
-    "--temperature", type=click.FloatRange(min=0), default=None, help="0 is greedy.  [default: the model's own]"
-)
+@click.option("--temperature", type=FloatRange(min=0), default=None, help="0 is greedy.  [default: the model's own]")
 def command(
     source: str | None,
     url: str | None,

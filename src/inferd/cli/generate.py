@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import click
 
 from inferd.cli.endpoint import find_endpoint, stream_text
+from inferd.cli.ranges import FloatRange
 from inferd.cli.terminal import interruptible, note
 from inferd.types import JSON, SamplingParams
 
@@ -32,9 +33,7 @@ from inferd.types import JSON, SamplingParams
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Longest answer, in tokens."
 )
-@click.option(
-    "--temperature", type=click.FloatRange(min=0), default=None, help="0 is greedy.  [default: the model's own]"
-)
+@click.option("--temperature", type=FloatRange(min=0), default=None, help="0 is greedy.  [default: the model's own]")
 @click.option("--seed", type=click.IntRange(min=0), default=None, help="Makes a sampled answer repeatable.")
 @click.option("--system", default=None, help="System message that precedes the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")

@@ -6,6 +6,7 @@ Importing a command only when it runs shortens the start of ``inferd serve``.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import TracebackType
 
 import click
@@ -116,6 +117,11 @@ def main(args: list[str] | None = None) -> int:
         if debug:
             raise
         fail(error.message)
+        return 1
+    except OSError as error:
+        if debug or not isinstance(error.filename, str | Path):
+            raise
+        fail(f"{error.filename} cannot be used: {error.strerror}. Check the path, its permissions and its disk.")
         return 1
     return result if isinstance(result, int) else 0
 

@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from inferd.cli.flags import Parsed
+from inferd.cli.ranges import FloatRange
 from inferd.cli.running.control import Server, server_options
 from inferd.config.units import bytes_text, size
 from inferd.errors import InvalidRequest
@@ -45,7 +46,7 @@ _TOKEN_VARIABLE: Final = "INFERD_NODE_TOKEN"
 @click.option(
     "--drain",
     "drain_s",
-    type=click.FloatRange(0),
+    type=FloatRange(0),
     default=300.0,
     show_default=True,
     help="Seconds that the server has to move the workers when this node is to stop.",
@@ -129,14 +130,16 @@ def run_node(
     from inferd.nodes.listener import split_address
     from inferd.nodes.tokens import parse_token
 
-    text = os.environ.pop(_TOKEN_VARIABLE, "") if token_file is None else token_file.read_text("utf-8")
+    text = os.environ.pop(_TOKEN_VARIABLE, "") if token_file is None else token_file.read_text("utf-8", "replace")
     if not text.strip():
         raise InvalidRequest(
             f"A token is missing: put the one of inferd node token into {_TOKEN_VARIABLE}, or into a file named with "
             "--token-file.",
             param="token",
         )
-    host, port = split_address(join)
+    host, port = split_address(join, "--join")
+    if not host or not port:
+        raise click.UsageError(f"--join {join} names no {'port' if host else 'host'} of a server; write gateway:8001.")
     called = socket.gethostname() if name is None else name
     usable = usable_cores()
     if cores is not None and cores < len(usable) and hasattr(os, "sched_setaffinity"):

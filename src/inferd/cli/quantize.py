@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from inferd.cli.ranges import FloatRange
 from inferd.cli.terminal import console, interruptible, loading
 from inferd.config.units import bytes_text
 
@@ -69,7 +70,7 @@ class _Share(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--damping",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FloatRange(min=0, min_open=True),
     default=0.01,
     show_default=True,
     help="Of gptq and tuned: added to what the text shows of each input, as a share of their mean; more steadies what "

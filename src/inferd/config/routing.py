@@ -162,14 +162,14 @@ class ScalingTargetConfig(Section, frozen=True, kw_only=True):
 
     queue_ms: Annotated[
         float,
-        Meta(description="Milliseconds that requests may wait for a replica.", gt=0, le=3_600_000),
+        Meta(description="Milliseconds that requests may wait for a replica.", ge=0.001, le=3_600_000),
     ] = 200.0
     in_flight: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(ge=0.01)] | None,
         Meta(description="Requests of one replica, in work and waiting; unset: their number does not count."),
     ] = None
     duty: Annotated[
-        Annotated[float, Meta(gt=0, lt=1)] | None,
+        Annotated[float, Meta(ge=0.01, lt=1)] | None,
         Meta(
             description="Part of what replicas can do that they do. One more replica is started when it was higher for "
             "two minutes, if there are more requests than replicas. Unset (null): it does not count."

@@ -204,6 +204,9 @@ def _check_bare(node: inspect.Type, value: object, path: Path, problems: list[Pr
         if not _is_mapping(value):
             problems.append(_bad(path, value, "names, each with its own section"))
             return value
+        if isinstance(node.key_type, inspect.LiteralType):
+            names = [str(name) for name in node.key_type.values]
+            problems += [_unknown(path, str(key), names) for key in value if key not in names]
         return {str(key): _check(node.value_type, item, (*path, str(key)), problems) for key, item in value.items()}
     item_type = _item_type(node)
     if item_type is not None:
@@ -245,9 +248,7 @@ def _check_struct(node: inspect.StructType, value: object, path: Path, problems:
     found: dict[str, object] = {}
     for key in value:
         if key not in names:
-            close = _closest(str(key), names)
-            ending = f"did you mean {close}?" if close else "allowed: " + ", ".join(names) + "."
-            problems.append(Problem((*path, str(key)), f"no such field; {ending}"))
+            problems.append(_unknown(path, str(key), names))
     for field in node.fields:
         here = (*path, field.encode_name)
         if field.encode_name in value:
@@ -282,7 +283,10 @@ def _leaf(node: inspect.Type, value: object, scale: Scale | None) -> object:
     elif isinstance(bare, inspect.FloatType):
         if not isinstance(value, int | float) or isinstance(value, bool) or not _in_range(bare, value):
             raise refusal
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # an integer of hundreds of digits
+            raise refusal from None
     elif isinstance(bare, inspect.StrType) and (
         not isinstance(value, str) or (bare.pattern and not re.search(bare.pattern, value))
     ):
@@ -375,6 +379,12 @@ def _bad(path: Path, value: object, wanted: str, close: str | None = None) -> Pr
         shown = shown[:77] + "..."
     ending = f"; did you mean {close}?" if close else "."
     return Problem(path, f"{shown} is not {wanted}{ending}")
+
+
+def _unknown(path: Path, key: str, names: list[str]) -> Problem:
+    close = _closest(key, names)
+    ending = f"did you mean {close}?" if close else "allowed: " + ", ".join(names) + "."
+    return Problem((*path, key), f"no such field; {ending}")
 
 
 def _closest(word: str, choices: list[str]) -> str | None:

@@ -380,12 +380,14 @@ class _Stranger(Connection[First]):
         self.disarm()
 
 
-def split_address(text: str) -> tuple[str, int]:
+def split_address(text: str, setting: str = "nodes.listen") -> tuple[str, int]:
     """The host and the port of ``HOST:PORT`` or ``[HOST]:PORT``. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is no HOST:PORT such as 0.0.0.0:8001.", param="nodes.listen")
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise ConfigError(
+            f"{setting}: {text!r} is no HOST:PORT such as 0.0.0.0:8001, with a port of at most 65535.", param=setting
+        )
     return host, int(port)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from inferd.config.tree import check, dotted
 from inferd.config.yaml_file import read_yaml
 from inferd.errors import ConfigError, InvalidRequest
 from inferd.planning.shape import Format
@@ -119,7 +120,7 @@ def bundled_prices() -> Prices:
 
 def read_devices(path: Path) -> dict[str, Device]:
     """The devices of a file. Raises ConfigError that names the field and what it may be."""
-    found = _converted(path, _DeviceFile).devices
+    found = _converted(path, _DeviceFile, "devices", "'devices:'").devices
     for name, device in found.items():
         if name != name.lower() or not _NAME.fullmatch(name):
             raise ConfigError(
@@ -134,7 +135,7 @@ def read_devices(path: Path) -> dict[str, Device]:
 
 def read_prices(path: Path) -> Prices:
     """The prices of a file. Raises ConfigError that names the field and what it may be."""
-    return _converted(path, Prices)
+    return _converted(path, Prices, "prices", "'date:'")
 
 
 def offers(words: Sequence[str], known: Mapping[str, Device]) -> list[Offer]:
@@ -162,11 +163,10 @@ def offers(words: Sequence[str], known: Mapping[str, Device]) -> list[Offer]:
     return list(found.values())
 
 
-def _converted(path: Path, kind: type[T]) -> T:
-    document = read_yaml(path)
-    try:
-        return msgspec.convert(document, kind)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        field = where.rstrip("`").lstrip(".") or "the file"
-        raise ConfigError(f"{path}: {field}: {what[:1].lower()}{what[1:]}. Correct it.", param=field) from None
+def _converted(path: Path, kind: type[T], what: str, begins: str) -> T:
+    checked, problems = check(kind, read_yaml(path, what, begins))
+    if problems:
+        said = [f"{dotted(one.path)}: {one.sentence}" for one in problems]
+        head = f"{path}: " if len(said) == 1 else f"{len(said)} problems in {path}:\n  - "
+        raise ConfigError(head + "\n  - ".join(said), param=dotted(problems[0].path))
+    return msgspec.convert(checked, kind)

@@ -16,6 +16,7 @@ from inferd.errors import InvalidRequest
 
 MAX_LINE: Final = 16 << 20
 MAX_ARRIVALS: Final = 5_000_000
+MAX_LENGTH: Final = 10_000_000
 PROMPTS: Final = ("input_length", "Prompt Length")
 ANSWERS: Final = ("output_length", "Output Length")
 """Names of the tokens of prompts and of answers in published traces (Mooncake, AIBrix)."""
@@ -84,6 +85,8 @@ def read_lengths(lines: Iterable[bytes]) -> Lengths:
             length = next((number_in(request, name, number) for name in names if name in request), None)
             if length is None:
                 raise bad(number, f"a request has no {names[0]!r}; a plan needs the tokens of prompts and answers")
+            if length > MAX_LENGTH:
+                raise bad(number, f"a request has {length:.4g} tokens, and {MAX_LENGTH:,} are the most")
             found.append(length)
     totals = sorted(prompt + answer for prompt, answer in zip(prompts, answers, strict=True))
     return Lengths(

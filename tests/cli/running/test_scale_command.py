@@ -90,8 +90,9 @@ def test_the_numbers_of_replicas_are_shown_and_explained_where_that_is_asked(
         (["--slots", "1"], "--slots is for a simulation: add --simulate TRACE."),
         (["chat", "--simulate", "TRACE"], "The model 'chat' is for a server that runs, and --simulate asks none"),
         (["--json", "--simulate", "TRACE"], "--json is for a server that runs, and --simulate asks none"),
+        (["--simulate", "TRACE", "--model-seconds", "nan"], "'nan' is not a number."),
     ],
-    ids=["max", "target", "default", "model", "json"],
+    ids=["max", "target", "default", "model", "json", "nan"],
 )
 def test_what_would_have_no_effect_is_refused_by_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
@@ -118,3 +119,26 @@ def test_a_simulation_tells_its_changes_and_the_times_beside_fixed_numbers(
         "3",
     ]
     assert picture.read_text(encoding="utf-8").startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "said"),
+    [
+        (
+            '{"timestamp": 0}\n{"timestamp": 1760000000000}',
+            [],
+            "comes 1.76e+09 s after the first one comes, and 604,800",
+        ),
+        ('{"timestamp": 0, "seconds": 1e9}', ["--slots", "8"], "ends 1.125e+09 s after the first one comes"),
+        ('{"timestamp": 0, "seconds": 1e308}\n' * 9, [], "ends inf s after"),
+        ('{"timestamp": 0}', ["--picture", "/nowhere/drawn.svg"], "cannot be written to /nowhere/drawn.svg (No such"),
+    ],
+    ids=["arrivals", "work", "overflow", "picture"],
+)
+def test_a_simulation_that_cannot_be_made_or_kept_is_told_with_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: str, words: list[str], said: str
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(lines)
+    assert main(["scale", "--simulate", str(trace), *words]) == 1
+    assert said in " ".join(capsys.readouterr().err.split())

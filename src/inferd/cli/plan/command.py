@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from inferd.cli.ranges import FloatRange
 from inferd.cli.terminal import fail
 from inferd.errors import InvalidRequest, ModelLoadError
 
@@ -40,7 +41,7 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--answer", type=click.IntRange(1, 10_000_000), help="Of them, generated.  [default: a quarter]")
 @click.option("--trace", type=_FILE, help="Lengths and arrivals of real requests (JSON lines), instead of --tokens.")
-@click.option("--rate", type=click.FloatRange(0, 1e9, min_open=True), help="Requests per second of all replicas.")
+@click.option("--rate", type=FloatRange(0, 1e9, min_open=True), help="Requests per second of all replicas.")
 @click.option("--format", "formats", help="Of the weights: fp32, fp16, fp8, int8, int4.  [default: all but fp32]")
 @click.option(
     "--kv", type=click.Choice(["auto", "int8"]), default="auto", show_default=True, help="Numbers of the KV cache."
@@ -48,7 +49,7 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option("--copies", type=click.IntRange(1, 1000), default=1, show_default=True, help="Replicas at least.")
 @click.option(
     "--busy",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FloatRange(0.01, 1),
     default=0.7,
     show_default=True,
     help="Part of the time that a replica works.",
@@ -58,7 +59,9 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option("--config", type=_FILE, help="The configuration (YAML) that has a model named MODEL.")
 @click.option("--html", type=_FILE, help="Also write a page with pictures.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan for programs.")
+@click.pass_context
 def command(
+    ctx: click.Context,
     model: str,
     devices: str | None,
     requests: int,
@@ -103,7 +106,11 @@ def command(
     from inferd.planning.sizing import Demand, sizing
     from inferd.planning.tables import bundled_prices, read_prices
 
-    if answer is not None and answer >= tokens and trace is None:
+    if trace is not None:
+        for name in ("tokens", "answer"):
+            if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{name} is given, and --trace has the lengths; leave one of the two out.")
+    elif answer is not None and answer >= tokens:
         raise click.UsageError(f"--answer {answer} leaves no prompt of --tokens {tokens}; lower it.")
     shape = _shape(model, config)
     lengths = None if trace is None else _lengths(trace)

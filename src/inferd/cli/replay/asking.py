@@ -14,6 +14,7 @@ from inferd import clock
 from inferd.benchmark.load import Connection
 from inferd.cli.endpoint import DEFAULT_URL, Endpoint, find_endpoint
 from inferd.cli.keys import opened_database
+from inferd.cli.ranges import FloatRange
 from inferd.cli.registry.opened import actor, changing, split
 from inferd.errors import InvalidRequest
 from inferd.lifecycle import registry
@@ -40,13 +41,13 @@ def asking_options(function: Decorated) -> Decorated:
         ),
         click.option(
             "--rate",
-            type=click.FloatRange(min=0, min_open=True),
+            type=FloatRange(min=0, min_open=True),
             default=None,
             help="Requests per second at most.  [default: as fast as answers come]",
         ),
         click.option(
             "--timeout",
-            type=click.FloatRange(min=0.1),
+            type=FloatRange(min=0.1),
             default=600.0,
             show_default=True,
             metavar="SECONDS",
@@ -54,7 +55,7 @@ def asking_options(function: Decorated) -> Decorated:
         ),
         click.option(
             "--patience",
-            type=click.FloatRange(min=0),
+            type=FloatRange(min=0),
             default=30.0,
             show_default=True,
             metavar="SECONDS",

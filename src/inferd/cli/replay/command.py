@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from inferd import __version__, clock
+from inferd.cli.ranges import FloatRange
 from inferd.cli.replay.asking import (
     asked_server,
     asking_options,
@@ -49,21 +50,21 @@ if TYPE_CHECKING:
 @click.option("--limit", type=click.IntRange(min=1), default=None, help="Ask so many records.  [default: all]")
 @click.option(
     "--max-different",
-    type=click.FloatRange(0, 1),
+    type=FloatRange(0, 1),
     default=None,
     metavar="PART",
     help="Exit code 1 where a larger part of the answers differs.  [default: any part may]",
 )
 @click.option(
     "--relative",
-    type=click.FloatRange(0, 1),
+    type=FloatRange(0, 1),
     default=None,
     metavar="PART",
     help="Numbers within this part of the recorded ones are equal.  [default: equal to the bit]",
 )
 @click.option(
     "--absolute",
-    type=click.FloatRange(min=0),
+    type=FloatRange(min=0),
     default=None,
     metavar="NUMBER",
     help="Numbers may differ by so much in addition.  [default: 0]",

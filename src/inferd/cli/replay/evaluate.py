@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from inferd import __version__, clock
+from inferd.cli.ranges import FloatRange
 from inferd.cli.replay.asking import (
     asked_server,
     asking_options,
@@ -40,7 +41,7 @@ _MAX_PRINTED = 20
 @click.option("--model", metavar="MODEL[@VERSION]", help="Ask this model.  [default: the one that a case names]")
 @click.option(
     "--min-pass",
-    type=click.FloatRange(0, 1),
+    type=FloatRange(0, 1),
     default=1.0,
     show_default=True,
     metavar="PART",
@@ -54,7 +55,7 @@ _MAX_PRINTED = 20
 )
 @click.option(
     "--max-perplexity",
-    type=click.FloatRange(min=1),
+    type=FloatRange(min=1),
     default=None,
     metavar="NUMBER",
     help="Exit code 1 where it is larger.",

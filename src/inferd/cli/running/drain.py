@@ -7,6 +7,7 @@ import time
 import click
 import msgspec
 
+from inferd.cli.ranges import FloatRange
 from inferd.cli.running.control import ANSWER_S, Server, server_options, working
 from inferd.errors import Unavailable
 from inferd.gateway.control import ServerReport
@@ -24,7 +25,7 @@ class _Heard(msgspec.Struct):
 @click.option("--wait", is_flag=True, help="Return when the server has left.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.1),
+    type=FloatRange(min=0.1),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

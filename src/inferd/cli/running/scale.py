@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from inferd.cli.ranges import FloatRange
 from inferd.cli.running.control import find_server, which_server
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _SETTINGS: Final = {"least": "min", "most": "max", "queue_ms": "target.queue_ms"
 )
 @click.option(
     "--model-seconds",
-    type=click.FloatRange(0, _LONG_SECONDS, min_open=True),
+    type=FloatRange(0.001, _LONG_SECONDS),
     default=1.0,
     show_default=True,
     help="Of a simulation: seconds that a mean request takes a replica.",
@@ -48,7 +49,7 @@ _SETTINGS: Final = {"least": "min", "most": "max", "queue_ms": "target.queue_ms"
 )
 @click.option(
     "--ready-seconds",
-    type=click.FloatRange(0, _LONG_SECONDS),
+    type=FloatRange(0, _LONG_SECONDS),
     default=2.0,
     show_default=True,
     help="Of a simulation: seconds from the start of a replica until it is ready.",
@@ -61,7 +62,7 @@ _SETTINGS: Final = {"least": "min", "most": "max", "queue_ms": "target.queue_ms"
 )
 @click.option(
     "--queue-ms",
-    type=click.FloatRange(0, 3_600_000, min_open=True),
+    type=FloatRange(0.001, 3_600_000),
     default=200.0,
     show_default=True,
     help="Of a simulation: milliseconds that requests may wait.",
@@ -189,10 +190,11 @@ def _simulate(
     from inferd.autoscale.decide import Spec
     from inferd.autoscale.picture import picture as drawn
     from inferd.autoscale.simulate import Machine, Scaler, simulate
-    from inferd.autoscale.trace import read_trace
+    from inferd.autoscale.trace import check_duration, read_trace
 
     with trace.open("rb") as lines:
         arrivals = read_trace(lines, model_seconds)
+    check_duration(arrivals, least * slots)
     outcomes = []
     for name, fewest, highest in (
         ("scaled", least, most),
@@ -209,7 +211,12 @@ def _simulate(
     for name, outcome in outcomes:
         click.echo(f"{name:12}{_row(outcome)}")
     path = picture if picture is not None else Path(f"{trace.stem}.svg")
-    path.write_text(drawn(f"{trace.name}: {least} to {most} replicas", outcomes), encoding="utf-8")
+    try:
+        path.write_text(drawn(f"{trace.name}: {least} to {most} replicas", outcomes), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(
+            f"The picture cannot be written to {path} ({error.strerror}); name another file with --picture."
+        ) from None
     click.echo(f"The picture is in {path}.")
 
 

@@ -9,6 +9,7 @@ from typing import TextIO
 
 import click
 
+from inferd.cli.ranges import FloatRange
 from inferd.cli.terminal import interruptible
 from inferd.config import load_config
 from inferd.errors import InvalidRequest
@@ -29,7 +30,7 @@ green."""
 @click.option("--name", default=None, help="The model's name there.  [default: the only one with a watermark]")
 @click.option(
     "--threshold",
-    type=click.FloatRange(min=0),
+    type=FloatRange(min=0),
     default=FOUND_Z,
     show_default=True,
     help="Standard deviations above chance from which on a text counts as marked.",
