@@ -227,7 +227,7 @@ def _too_large(shape: Shape, form: Format, load: Load, offer: Offer) -> str:
     alone = need(shape, form, load, Layout(tensor=1, pipeline=1), on_cpu=on_cpu)
     fits = alone.requests_within(device.memory_bytes)
     if fits:
-        return f"one device holds {fits} requests of {load.tokens:,} tokens, not {load.requests}"
+        return f"one device holds {fits} requests of {load.tokens:,} tokens, not {load.requests:,}"
     count = min(offer.count or MOST_DEVICES, MOST_DEVICES)
     enough = smallest(shape, form, load, msgspec.structs.replace(offer, count=None))
     least = min(need(shape, form, load, layout, on_cpu=on_cpu).total_bytes for layout in possible(shape, offer))

@@ -29,6 +29,8 @@ SERVICE_NAME: Final = f"{PACKAGE}.ExternalScaler"
 ACTIVE_S: Final = 30.0
 """A model is active for so long after its last request: KEDA asks every 30 seconds, and a request may end between."""
 
+MAX_TARGET: Final = 1e9
+
 MAX_AGE_S: Final = 120.0
 """An older value is an error."""
 
@@ -121,8 +123,8 @@ def _target(context: Context, model: str, metric: MetricName, given: str | None)
             target = float(given)
         except ValueError:
             target = math.nan
-        if not 0 < target < math.inf:
-            raise _invalid("target", f"is {shown(given)}; it is a number above 0")
+        if not 0 < target <= MAX_TARGET:
+            raise _invalid("target", f"is {shown(given)}; it is a number above 0, and {MAX_TARGET:,.0f} at most")
         return target
     if metric == "replicas":
         return 1.0
