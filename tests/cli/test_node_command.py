@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from inferd.cli.main import main
+from inferd.nodes.cache import Cache, cache_folder
 
 TOKEN = f"inferd1.{'A' * 43}.{'B' * 43}"
 
@@ -24,10 +25,11 @@ TOKEN = f"inferd1.{'A' * 43}.{'B' * 43}"
         (["--join", "gateway:0"], TOKEN.encode(), 2, "--join gateway:0 names no port of a server; write gateway:8001."),
         (["--join", ":8001"], TOKEN.encode(), 2, "--join :8001 names no host of a server"),
         (["--join", "gateway:1", "--drain", "nan"], TOKEN.encode(), 2, "'nan' is not a number."),
+        (["--join", "gateway:1", "--memory", f"{10**9}TiB"], TOKEN.encode(), 2, "is not a size of at most 1048576TiB."),
         (["--join", "gateway:1"], b"\xff\xfe\0", 1, "This is no token of a server"),
         (["--join", "gateway:1", "--label", "zone"], TOKEN.encode(), 1, "'zone' is no label such as zone=a."),
     ],
-    ids=["no port", "digits", "port 0", "no host", "nan", "binary token", "label"],
+    ids=["no port", "digits", "port 0", "no host", "nan", "memory", "binary token", "label"],
 )
 def test_a_mistake_is_told_before_a_server_is_asked(
     words: list[str], token: bytes, code: int, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -35,3 +37,14 @@ def test_a_mistake_is_told_before_a_server_is_asked(
     (tmp_path / "token").write_bytes(token)
     assert main(["node", *words, "--token-file", str(tmp_path / "token"), "--cache", str(tmp_path)]) == code
     assert complaint in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_second_node_of_a_name_on_a_machine_is_told_to_take_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "token").write_text(TOKEN)
+    first = Cache(cache_folder("one"))
+    assert first.lock()
+    assert main(["node", "--join", "gateway:1", "--name", "one", "--token-file", str(tmp_path / "token")]) == 1
+    assert "A node one runs on this machine already; choose another --name." in capsys.readouterr().err

@@ -17,13 +17,23 @@ import msgspec
 from inferd.cli.flags import Parsed
 from inferd.cli.ranges import FloatRange
 from inferd.cli.running.control import Server, server_options
-from inferd.config.units import bytes_text, size
-from inferd.errors import InvalidRequest
+from inferd.config.units import NotAllowedError, bytes_text, size
+from inferd.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from inferd.nodes.dialling import NodeOptions
 
-_BYTES: Final = Parsed("bytes", "8GiB", size)
+_MOST_BYTES: Final = 1 << 60
+
+
+def _memory(text: str) -> int:
+    found = size(text)
+    if found > _MOST_BYTES:
+        raise NotAllowedError("a size of at most 1048576TiB")
+    return found
+
+
+_BYTES: Final = Parsed("bytes", "8GiB", _memory)
 _TOKEN_VARIABLE: Final = "INFERD_NODE_TOKEN"
 
 
@@ -164,6 +174,8 @@ def run_node(
 
     files = Cache(cache_folder(called) if cache is None else cache.absolute())
     if not files.lock():
+        if cache is None:
+            raise ConfigError(f"A node {called} runs on this machine already; choose another --name.", param="name")
         raise files.unusable("another node uses it")
 
     async def be() -> int:
