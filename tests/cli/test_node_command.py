@@ -22,6 +22,7 @@ TOKEN = f"inferd1.{'A' * 43}.{'B' * 43}"
             "--join: 'gateway' is no HOST:PORT such as 0.0.0.0:8001, with a port",
         ),
         (["--join", f"gateway:{'9' * 5000}"], TOKEN.encode(), 1, "is no HOST:PORT"),
+        (["--join", f"{'a' * 64}:1"], TOKEN.encode(), 1, "is no HOST:PORT"),
         (["--join", "gateway:0"], TOKEN.encode(), 2, "--join gateway:0 names no port of a server; write gateway:8001."),
         (["--join", ":8001"], TOKEN.encode(), 2, "--join :8001 names no host of a server"),
         (["--join", "gateway:1", "--drain", "nan"], TOKEN.encode(), 2, "'nan' is not a number."),
@@ -29,7 +30,7 @@ TOKEN = f"inferd1.{'A' * 43}.{'B' * 43}"
         (["--join", "gateway:1"], b"\xff\xfe\0", 1, "This is no token of a server"),
         (["--join", "gateway:1", "--label", "zone"], TOKEN.encode(), 1, "'zone' is no label such as zone=a."),
     ],
-    ids=["no port", "digits", "port 0", "no host", "nan", "memory", "binary token", "label"],
+    ids=["no port", "digits", "label", "port 0", "no host", "nan", "memory", "binary token", "no label"],
 )
 def test_a_mistake_is_told_before_a_server_is_asked(
     words: list[str], token: bytes, code: int, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -186,7 +186,7 @@ def test_a_mistake_is_one_sentence_with_the_remedy(words: list[str], code: int, 
 @pytest.mark.parametrize(
     ("flag", "document", "complaint"),
     [
-        ("--prices", {**PRICES, "per_hour": {"h100": -1}}, "per_hour.h100: -1 is not a number from 0 to 1e+06."),
+        ("--prices", {**PRICES, "per_hour": {"h100": -1}}, "per_hour.h100: -1 is not a number from 0 to 1,000,000."),
         ("--prices", {**PRICES, "per_hour": {"h100": "x"}}, "per_hour.h100: 'x' is not a number from 0"),
         ("--prices", {"source": "us", "per_hour": {}}, "date: missing; give a value."),
         ("--prices", {**PRICES, "discount": 1}, "discount: no such field; allowed: date, source"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema  # type: ignore[import-untyped]
 import msgspec
+import msgspec.inspect
 import pytest
 import yaml
 from hypothesis import given
@@ -24,6 +25,7 @@ from inferd.config import (
     single_model_config,
     stray_variables,
 )
+from inferd.config.section import IN_WORDS
 from inferd.config.tree import Text, branches
 from inferd.config.units import NotAllowedError, count, size, size_text
 from inferd.errors import ConfigError
@@ -266,7 +268,15 @@ def test_a_yaml_text_is_not_a_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu "])
 def test_a_device_that_is_none_is_refused(device: str) -> None:
-    assert "device" in refusal(None, {}, {"models": {"m": {"source": "demo", "device": device}}})
+    said = refusal(None, {}, {"models": {"m": {"source": "demo", "device": device}}})
+    assert f"device: {device!r} is not auto, cpu, cuda or cuda:N." in said
+
+
+def test_every_pattern_of_a_text_is_told_in_words() -> None:
+    types = [leaf.type for branch in branches(Config) for leaf in branch.leaves]
+    patterns = {one.pattern for one in types if isinstance(one, msgspec.inspect.StrType)}
+    assert len(patterns) > 5
+    assert patterns - {None} <= set(IN_WORDS)
 
 
 @given(st.integers(1, 2**70))

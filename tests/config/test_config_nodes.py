@@ -27,6 +27,10 @@ def problem(nodes: dict[str, Any], **model: Any) -> str:
         ({}, {"placement": {"nodes": "ray"}}, "placement.nodes: ray, and no cluster is named; set nodes.ray to auto"),
         ({"ray": "auto"}, {"placement": {"cores": 2}}, "placement.cores: only a Ray cluster reserves cores"),
         ({"ray": ""}, {}, "nodes.ray"),
+        ({"listen": 8001}, {}, "nodes.listen: 8001 is not HOST:PORT such as 0.0.0.0:8001."),
+        ({"listen": ":99999"}, {}, "nodes.listen: 99999 is no port; take one of at most 65535"),
+        ({"listen": f"{'a' * 64}:1"}, {}, "is no name of a host; write one, or its address."),
+        ({}, {"placement": {"labels": ["a"]}}, "placement.labels: ['a'] is not names, each with a value."),
         ({}, {"source": "openai:https://h/v1", "placement": {"nodes": "only"}}, "it is for local replicas"),
         (
             {},

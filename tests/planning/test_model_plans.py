@@ -32,6 +32,7 @@ from inferd.config import (
     ScalingConfig,
     SchedulerConfig,
     ServerConfig,
+    ServerDevicesConfig,
     SpeculationConfig,
     VerifyConfig,
 )
@@ -302,6 +303,26 @@ def test_machines_are_not_told_of_where_no_number_of_them_would_do() -> None:
     model = ModelConfig(source="demo", kv_cache=CACHE)
     (problem,) = plan_config(Config(models={"m": model}, nodes=NODES), free_bytes=runtime_bytes()).problems
     assert "machines with so much" not in problem
+
+
+@pytest.mark.parametrize(
+    ("server", "parallel"),
+    [(ServerConfig(), {"tensor": 3}), (ServerConfig(devices=ServerDevicesConfig(memory_bytes=GB)), {"tensor": 2})],
+    ids=["heads", "devices"],
+)
+def test_machines_are_not_told_of_where_the_layout_is_wrong(server: ServerConfig, parallel: dict[str, int]) -> None:
+    model = ModelConfig(source="demo", parallel=ParallelConfig(**parallel))
+    (problem,) = plan_config(Config(models={"m": model}, nodes=NODES, server=server), free_bytes=GB).problems
+    assert problem.startswith("models.m: parallel")
+    assert "machines with so much" not in problem
+
+
+def test_what_leaves_a_replica_too_little_memory_is_said() -> None:
+    three = ModelConfig(source="demo", scaling=ScalingConfig(max=3))
+    models = {"one": ModelConfig(source="demo", kv_cache=CACHE), "three": three}
+    (problem,) = plan_config(Config(models=models), free_bytes=2 * 10**9 - 10**8).problems
+    assert "There are 1.77 GiB in all, of which other models take 1." in problem
+    assert "GiB, shared by the 3 replicas that it may have." in problem
 
 
 def test_a_broken_folder_is_named_by_its_plan(tiny_model: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from msgspec import inspect
 from inferd.cli.help import COMMON
 from inferd.config import ModelConfig, NodesConfig, ServerConfig
 from inferd.config.tree import Leaf, Text, branches, parse
-from inferd.config.units import NotAllowedError, size_text
+from inferd.config.units import NotAllowedError, number_text, size_text
 
 _UNPREFIXED = ("scheduler",)
 _UNITS = {"_bytes": "SIZE", "_s": "SECONDS"}
@@ -204,10 +204,8 @@ def _default(leaf: Leaf) -> str:
         return "yes" if leaf.default else "no"
     if isinstance(leaf.default, int) and leaf.is_size:
         return size_text(leaf.default)
-    if isinstance(leaf.default, int):
-        return f"{leaf.default:,}" if leaf.default >= 100_000 else str(leaf.default)
-    if isinstance(leaf.default, float):
-        return f"{leaf.default:g}"
+    if isinstance(leaf.default, int | float):
+        return number_text(leaf.default)
     return leaf.default if isinstance(leaf.default, str) else ""
 
 

@@ -31,7 +31,7 @@ from inferd.config.routing import (
     RoutingConfig,
     ScalingConfig,
 )
-from inferd.config.section import Section
+from inferd.config.section import DEVICE, VARIABLE, VERSION, Section
 from inferd.config.versioning import DriftConfig, RolloutConfig, VerifyConfig, VersionsConfig
 from inferd.types import PriorityClass
 
@@ -73,7 +73,7 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
         Meta(description="Open pickles, which can run any code when they are read. Only for files you made yourself."),
     ] = False
     environment: Annotated[
-        tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
+        tuple[Annotated[str, Meta(pattern=VARIABLE)], ...],
         Meta(
             description=(
                 "Further variables of the server's environment for the model's workers, besides those that computing "
@@ -109,9 +109,7 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
             ge=0,
         ),
     ] = 20 << 30
-    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N.", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = (
-        "auto"
-    )
+    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N.", pattern=DEVICE)] = "auto"
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Longest prompt plus answer in tokens; unset: the checkpoint's own limit."),
@@ -231,7 +229,7 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
         str,
         Meta(
             description="Version number in KServe v2; a version from a numbered folder has the folder's number.",
-            pattern=r"^[1-9][0-9]{0,17}$",
+            pattern=VERSION,
         ),
     ] = "1"
     batching: BatchingConfig = BatchingConfig()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from inferd.config.section import Section
+from inferd.config.section import STEP_NAME, Section
 
 SOURCE = "pipeline"
 """The ``source`` of a model that consists of steps."""
@@ -20,7 +20,7 @@ class StepConfig(Section, frozen=True, kw_only=True):
         Meta(
             description="Unique in the pipeline; its outputs are called name.output. Unset: the last word of the "
             "operation's name, or the model's.",
-            pattern=r"^[\w-]*$",
+            pattern=STEP_NAME,
         ),
     ] = ""
     op: Annotated[str | None, Meta(description="A built-in operation: image.decode, image.resize, labels, boxes.")] = (

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from inferd.config.section import Section
+from inferd.config.section import BASE_URL, Section
 
 
 class RemoteSettings(Section, frozen=True, kw_only=True):
@@ -46,6 +46,4 @@ class RemoteSettings(Section, frozen=True, kw_only=True):
 class RemoteConfig(RemoteSettings, frozen=True, kw_only=True):
     """A remote server as one more replica."""
 
-    url: Annotated[
-        str, Meta(description="Base URL of an OpenAI-compatible API: https://host/v1.", pattern=r"^https?://[^/\s]+")
-    ]
+    url: Annotated[str, Meta(description="Base URL of an OpenAI-compatible API: https://host/v1.", pattern=BASE_URL)]

@@ -99,6 +99,13 @@ def adapter_name_problem(name: str) -> str:
 def _server(config: Config) -> Iterator[Problem]:
     if config.server.grpc_port and config.server.grpc_port == config.server.port:
         yield Problem(("server", "grpc_port"), f"{config.server.port} is server.port already; choose another one.")
+    listen = config.nodes.listen
+    if listen is not None:
+        host, _, port = listen.rpartition(":")
+        if int(port) > 65535:
+            yield Problem(("nodes", "listen"), f"{port} is no port; take one of at most 65535, or 0 for a free one.")
+        if not is_host(host):
+            yield Problem(("nodes", "listen"), f"{host[:80]!r} is no name of a host; write one, or its address.")
     if config.nodes.key is not None and config.nodes.certificate is None:
         yield Problem(("nodes", "certificate"), "missing; name the certificate's file, or leave nodes.key out.")
     if config.server.tls.key is not None and config.server.tls.certificate is None:
@@ -202,6 +209,15 @@ def _payloads(config: Config) -> Iterator[Problem]:
     for index, model in enumerate(config.payloads.models):
         if model not in config.models:
             yield Problem(("payloads", "models", index), f"there is no model {model!r}; name one below 'models:'.")
+
+
+def is_host(text: str) -> bool:
+    """Whether a text may be the name of a host or its address: a part of a name has 1 to 63 characters."""
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _is_origin(text: str) -> bool:
@@ -568,6 +584,11 @@ def _memory(config: Config) -> Iterator[Problem]:
     whole, devices = config.server.memory_bytes, config.server.devices
     if devices.memory_bytes is None and (devices.count > 1 or devices.linked is not None):
         yield Problem(("server", "devices", "memory_bytes"), "missing; say how much memory each of the devices has.")
+    if devices.linked is not None and devices.linked > devices.count and devices.memory_bytes is not None:
+        yield Problem(
+            ("server", "devices", "linked"),
+            f"{devices.linked} is more than server.devices.count = {devices.count}; lower it, or leave it out.",
+        )
     for name, model in config.models.items():
         if model.memory_fraction is None:
             continue

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from inferd.config.section import Section
+from inferd.config.section import ADDRESS, Section
 
 
 class TlsConfig(Section, frozen=True, kw_only=True):
@@ -259,7 +259,7 @@ class NodesConfig(Section, frozen=True, kw_only=True):
     """Other machines that give memory and cores to the server: where they join it (``inferd node``)."""
 
     listen: Annotated[
-        Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]*):[0-9]{1,5}$")] | None,
+        Annotated[str, Meta(pattern=ADDRESS)] | None,
         Meta(
             description="HOST:PORT where nodes join, over TLS and with a token; port 0 takes a free one. Unset: "
             "no machine can join; with ray, 0.0.0.0 and a free port."

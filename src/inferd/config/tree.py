@@ -17,7 +17,8 @@ from typing import TypeGuard
 import msgspec
 from msgspec import inspect
 
-from inferd.config.units import NotAllowedError, Scale, is_size, scale_of
+from inferd.config.section import IN_WORDS
+from inferd.config.units import NotAllowedError, Scale, is_size, number_text, scale_of
 
 Path = tuple[str | int, ...]
 """Names of fields and sections, and places in lists counted from 0."""
@@ -173,7 +174,7 @@ def _allowed(node: inspect.Type, scale: Scale | None = None) -> str:
             noun = scale.noun
         return noun + _range(node)
     if isinstance(node, inspect.StrType):
-        return f"text that matches {node.pattern}" if node.pattern else "text"
+        return IN_WORDS.get(node.pattern, f"text that matches {node.pattern}") if node.pattern else "text"
     if _item_type(node) is not None:
         return "a list"
     if isinstance(node, inspect.StructType | inspect.DictType):
@@ -183,9 +184,9 @@ def _allowed(node: inspect.Type, scale: Scale | None = None) -> str:
 
 def _range(node: inspect.IntType | inspect.FloatType) -> str:
     if node.ge is not None and node.le is not None:
-        return f" from {node.ge:g} to {node.le:g}"
+        return f" from {number_text(node.ge)} to {number_text(node.le)}"
     bounds = (("at least", node.ge), ("above", node.gt), ("at most", node.le), ("below", node.lt))
-    said = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
+    said = [f"{word} {number_text(bound)}" for word, bound in bounds if bound is not None]
     return ", " + " and ".join(said) if said else ""
 
 
@@ -202,7 +203,8 @@ def _check_bare(node: inspect.Type, value: object, path: Path, problems: list[Pr
     """The value, when it is neither a section nor unset."""
     if isinstance(node, inspect.DictType):
         if not _is_mapping(value):
-            problems.append(_bad(path, value, "names, each with its own section"))
+            of = "its own section" if isinstance(_unwrap(node.value_type)[0], inspect.StructType) else "a value"
+            problems.append(_bad(path, value, f"names, each with {of}"))
             return value
         if isinstance(node.key_type, inspect.LiteralType):
             names = [str(name) for name in node.key_type.values]

@@ -76,6 +76,13 @@ def size_text(num_bytes: int) -> str:
     return str(num_bytes)
 
 
+def number_text(number: float) -> str:
+    """A number with all its digits: 0.5, 65535, 1,000,000."""
+    if number != int(number) or abs(number) >= 1e15:
+        return f"{number:g}"
+    return f"{int(number):,}" if abs(number) >= 100_000 else str(int(number))
+
+
 def bytes_text(num_bytes: float) -> str:
     """A number of bytes in three digits and a unit: 512 B, 1.50 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from inferd.config.section import Section
+from inferd.config.section import DIGEST, Section
 
 
 class VersionsConfig(Section, frozen=True, kw_only=True):
@@ -351,7 +351,7 @@ class VerifyConfig(Section, frozen=True, kw_only=True):
         ),
     ] = "enforce"
     digest: Annotated[
-        Annotated[str, Meta(pattern=r"^(tree-)?sha256:[0-9a-f]{64}$")] | None,
+        Annotated[str, Meta(pattern=DIGEST)] | None,
         Meta(description="The digest of the files, as inferd registry digest prints it."),
     ] = None
     signature: SignatureConfig | None = None

@@ -19,6 +19,7 @@ import msgspec
 
 from inferd import __version__, clock
 from inferd.config import NodesConfig
+from inferd.config.rules import is_host
 from inferd.errors import ConfigError, Unavailable
 from inferd.events import Emit, NodeChanged, NodeSeen
 from inferd.nodes.certificate import Shown
@@ -384,7 +385,7 @@ def split_address(text: str, setting: str = "nodes.listen") -> tuple[str, int]:
     """The host and the port of ``HOST:PORT`` or ``[HOST]:PORT``. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535 or not is_host(host):
         raise ConfigError(
             f"{setting}: {text!r} is no HOST:PORT such as 0.0.0.0:8001, with a port of at most 65535.", param=setting
         )

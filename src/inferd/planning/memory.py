@@ -317,8 +317,11 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
         try:
             estimate = plan_model(name, model, free_bytes=max(room, 0) // model.num_local, devices=devices)
         except ModelLoadError as error:
-            wider = _wider(name, model, config, max(room, 0) // model.num_local)
-            problems.append(f"models.{name}: {error.message}{wider}")
+            remedies = ""
+            if _loads_alone(name, model):  # what is wrong is the memory that it may use
+                shared = _shared(model.num_local, budget, startup) if devices is None else ""
+                remedies = shared + _wider(name, model, config, max(room, 0) // model.num_local)
+            problems.append(f"models.{name}: {error.message}{remedies}")
             continue
         if estimate is None:
             unknown.append(name)
@@ -341,9 +344,21 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
     )
 
 
+def _shared(count: int, budget: int, others: int) -> str:
+    """A sentence on where the memory went that a replica does not have; empty: all of it was for this one."""
+    if count == 1 and not others:
+        return ""
+    less = f", of which other models take {bytes_text(others)}" if others else ""
+    share = f", shared by the {count} replicas that it may have" if count > 1 else ""
+    return f" There are {bytes_text(budget)} in all{less}{share}."
+
+
 def _wider(name: str, model: ModelConfig, config: Config, free_bytes: int) -> str:
     """A sentence on how machines with so much each would serve a model that this one does not hold; empty: they would
-    not."""
+    not, or more devices are asked for than there are."""
+    devices = config.server.devices
+    if devices.memory_bytes is not None and model.parallel.count > devices.count:
+        return ""
     for count in range(2, MOST_MACHINES + 1):
         stages = ParallelConfig(pipeline=count, machines=count)
         try:
