@@ -188,6 +188,10 @@ def test_files_that_are_none_of_a_certificate_or_of_tokens_are_named(tmp_path: P
     wrong.write_text("no certificate")
     with pytest.raises(ConfigError, match=r"nodes\.certificate: .*wrong\.pem"):
         certificate_for(NodesConfig(certificate=str(wrong)), tmp_path)
+    (tmp_path / "certificate.pem").write_text("")  # of the server itself
+    with pytest.raises(ConfigError, match=r"certificate\.pem .* cannot be used .*; delete it, and another one is made"):
+        certificate_for(HERE, tmp_path)
+    (tmp_path / "certificate.pem").unlink()
     (tmp_path / "tokens.json").write_text("{")
     with pytest.raises(ConfigError, match=r"tokens\.json .* cannot be read"):
         open_nodes(HERE, tmp_path, None, None, print)  # type: ignore[arg-type]

@@ -41,6 +41,12 @@ def certificate_for(config: NodesConfig, folder: Path) -> Shown:
         first = chain.read_text("ascii").split("-----END CERTIFICATE-----")[0]
         der = ssl.PEM_cert_to_DER_cert("-----BEGIN" + first.split("-----BEGIN")[-1] + "-----END CERTIFICATE-----\n")
     except (OSError, ValueError) as error:
+        if config.certificate is None:
+            raise ConfigError(
+                f"The file {chain} with the certificate that nodes are shown cannot be used ({error}); delete it, and "
+                "another one is made. Nodes join that one with new tokens (inferd node token).",
+                param="nodes.listen",
+            ) from None
         raise ConfigError(
             f"nodes.certificate: {chain} and {key} are no certificate and key in PEM form, without a password "
             f"({error}); name others, or leave the setting out.",
