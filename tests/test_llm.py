@@ -221,11 +221,12 @@ def test_chat_takes_one_conversation_or_many_and_joins_text_parts(llm: LLM, back
         llm.chat([{"role": "user", "content": [{"type": "image_url"}]}])
 
 
-def test_a_stream_comes_in_pieces_and_others_run_beside_it(llm: LLM) -> None:
+def test_a_stream_comes_in_pieces_and_others_run_beside_it(llm: LLM, backend: EchoBackend) -> None:
     stream = llm.stream("abc")
     assert next(stream) == "a"
     assert llm.generate("xyz")[0].text == "xyz"
     assert list(stream) == ["b", "c"]
+    assert [request.stream for request in backend.seen.values()] == [True, False]
 
 
 def test_a_stream_left_early_is_cancelled(llm: LLM, backend: EchoBackend) -> None:

@@ -190,3 +190,15 @@ def test_aliases_and_weights_of_what_is_not_served_are_refused(
     with pytest.raises(ConfigError) as caught:
         load(folder, versions={"policy": "all", **versions})
     assert said in caught.value.message
+
+
+def test_weights_are_for_versions_that_run_here() -> None:
+    remote = {"source": "openai:https://host.example/v1", "version": "1"}
+    weights = {"versions": {"weights": {"1": 40, "2": 60}}}
+    here = {"chat@1": {"source": "a", "version": "1"}, "chat": {"source": "b", "version": "2", **weights}}
+    assert load_config(None, {}, {"models": here}).models["chat"].versions.weights == {"1": 40.0, "2": 60.0}
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, {"models": {**here, "chat@1": remote}})
+    assert caught.value.message.endswith(
+        "models.chat.versions.weights: they are for versions that run here, and one is a remote server."
+    )

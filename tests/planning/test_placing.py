@@ -204,3 +204,17 @@ def test_what_was_bound_loads_as_it_was_planned_and_answers_as_one_process() -> 
         assert all(0 < rss <= room for rss in ranks)
     finally:
         engine.close()
+
+
+def test_layers_are_divided_among_linked_devices_unless_the_layout_is_configured() -> None:
+    def needs(parallel: ParallelConfig) -> tuple[StageNeed, ...]:
+        return (StageNeed(100 * MIB // parallel.count, 5 * MIB, MIB, 1),) * parallel.pipeline
+
+    uneven = Devices(tuple(room * MIB for room in (10, 80, 80, 70)), linked=2)
+    found = find_spot("m", DEMO, None, 1, uneven, needs)
+    assert (found.parallel.tensor, found.parallel.pipeline, found.devices) == (2, 1, ((2, 3),))
+    asked = find_spot("m", DEMO, ParallelConfig(tensor=2), 1, uneven, needs)
+    assert asked.devices == ((1, 2),), "the emptiest, whatever joins them"
+    apart = Devices(uneven.rooms, linked=1)
+    assert find_spot("m", DEMO, ParallelConfig(tensor=2), 1, apart, needs).devices == ((1, 2),)
+    assert find_spot("m", DEMO, None, 1, apart, needs).parallel == ParallelConfig(pipeline=2)

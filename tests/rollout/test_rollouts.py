@@ -312,6 +312,7 @@ def test_a_server_that_comes_back_goes_on_where_it_was(world: World) -> None:
         async with gateways(world, 1, config()) as (two,):
             two.world.alive = {"g0"}
             assert two.share == 0.0, "nothing is known yet"
+            assert (await two.rollouts.report("m")).progress.state == "running", "a report looks first"
             await looked(two)
             assert two.share == 0.05
             assert two.rollouts.reports() == before

@@ -298,3 +298,29 @@ def test_old_usage_is_forgotten(database: Database, tmp_path: Path) -> None:
     journal.close(database)
     assert forget_before(database, 2, NOON) == 2
     assert [row.day for row in read_usage(database, by=("day",))] == [day_of(NOON - d * DAY) for d in (2, 1, 0)]
+
+
+def test_a_spare_segment_is_ready_before_it_is_needed(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop takes it, and makes a file itself only where none is there."""
+    made: list[Path] = []
+    make = UsageJournal._make
+
+    def counted(journal: UsageJournal) -> object:
+        made.append(tmp_path)
+        return make(journal)
+
+    monkeypatch.setattr(UsageJournal, "_make", counted)
+    journal = UsageJournal(tmp_path, None)
+    journal.prepare()
+    journal.prepare()
+    assert (len(made), len(journal._spares)) == (1, 1)
+    journal.record(entry())
+    assert (len(made), len(journal._spares), len(journal._segments)) == (1, 0, 1)
+    journal.record(entry())
+    assert len(made) == 1, "the segment has room"
+    journal.enter(database)
+    assert (len(made), len(journal._spares), len(journal._segments)) == (2, 1, 1)
+    journal.close(database)
+    assert list((tmp_path / "usage").iterdir()) == []

@@ -233,3 +233,15 @@ def test_an_objective_that_cannot_be_met_still_lets_prompts_through() -> None:
     simulation = Simulation(tpot_s=0.0001)
     fates = simulation.run([*(Job(0.0, 20, 300) for _ in range(3)), Job(0.1, 800, 3)])
     assert all(f.finished_at is not None for f in fates)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"), [("critical", "interactive"), ("interactive", "normal"), ("normal", "batch")]
+)
+def test_each_class_displaces_the_next_one_and_is_not_displaced_by_it(
+    better: PriorityClass, worse: PriorityClass
+) -> None:
+    for first, second, is_displaced in ((worse, better, True), (better, worse, False)):
+        jobs = [Job(0.0, 20, 60, first), Job(0.1, 20, 3, second)]
+        one, _ = sorted(Simulation(max_num_seqs=1).run(jobs), key=lambda fate: fate.job.at)
+        assert bool(one.sequence.num_preemptions) == is_displaced

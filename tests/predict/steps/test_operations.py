@@ -170,3 +170,18 @@ def test_what_an_operation_cannot_work_with_is_refused_before_any_request(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         operation(name, options).describe(inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("softmax", {}), ("argmax", {}), ("concat", {}), ("normalize", {"mean": [1, 2]}), ("normalize", {"std": [1, 2]})],
+)
+def test_rows_of_requests_are_computed_together_where_an_operation_works_behind_them(
+    name: str, options: dict[str, object]
+) -> None:
+    behind = [axis for axis in range(-4, 5) if operation(name, {**options, "axis": axis}).is_by_rows(3)]
+    assert behind == [-2, -1, 1, 2], "the rows' own axis is 0 or -3, and the others are none"
+
+
+def test_one_number_for_all_is_of_no_axis() -> None:
+    assert operation("normalize", {"mean": 1.0, "std": 2.0, "axis": 0}).is_by_rows(2)
