@@ -76,3 +76,19 @@ def test_a_byte_more_of_any_part_of_a_memory_plan_is_one_byte_more_of_memory(par
     plan = MemoryPlan(weights_bytes=400, kv_bytes=300, kv_bytes_per_token=3, activation_bytes=200, process_bytes=100)
     assert plan.total_bytes == 1000
     assert msgspec.structs.replace(plan, **{part: getattr(plan, part) + 1}).total_bytes == 1001
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_wanted"),
+    [
+        (SamplingParams(), False),
+        (SamplingParams(n=3), False),
+        (SamplingParams(logprobs=0), True),
+        (SamplingParams(n=3, best_of=4), True),
+        (SamplingParams(prompt_logprobs=1), False),
+    ],
+)
+def test_log_probabilities_are_computed_where_they_are_asked_for_or_rank_answers(
+    sampling: SamplingParams, is_wanted: bool
+) -> None:
+    assert sampling.wants_logprob is is_wanted

@@ -376,3 +376,9 @@ def test_a_model_is_named_after_its_source(tmp_path: Path) -> None:
         (tmp_path / name).touch()
         assert model_name(str(tmp_path / name)) == "digits"
     assert model_name(str(tmp_path / "my-model") + "/") == "my-model"
+
+
+@pytest.mark.parametrize(("length", "shown"), [(78, "x" * 78 + "'"), (79, "x" * 76 + "..."), (500, "x" * 76 + "...")])
+def test_a_long_value_is_shown_by_its_beginning(length: int, shown: str) -> None:
+    said = refusal(None, {}, {"server": {"port": "x" * length}})
+    assert f"server.port: '{shown} is not an integer" in said

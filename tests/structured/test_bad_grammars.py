@@ -107,6 +107,8 @@ PATTERNS = [
     ("[[:foo:]]", 1, 2, "the class has an unknown name", "alnum"),
     ("(?<n>a)(?<n>b)", 1, 8, "is there twice", "leave the names"),
     ("(?z)a", 1, 1, "the group has an unknown form", "'(?:'"),
+    ("a(?<1>b)", 1, 2, "the name of the group is not well formed", "write '(?:'"),
+    ("(?P<n", 1, 1, "the name of the group is not well formed", "write '(?:'"),
     ("a^b", 1, 2, "asks for an end within the text", "the whole text is matched"),
     ("a$b", 1, 2, "asks for an end within the text", "the whole text is matched"),
     ("(" * 300 + ")" * 300, 1, 201, "more than 200 groups", "simpler pattern"),

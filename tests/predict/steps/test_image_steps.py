@@ -239,3 +239,16 @@ def test_faint_ink_and_a_margin_are_as_asked_for() -> None:
 def test_ink_of_colours_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must be grey; give image\.decode the option mode: L"):
         operation("image.ink", {}).describe({"image": Spec("UINT8", (-1, -1, -1, 3))})
+
+
+@pytest.mark.parametrize(("shape", "rows"), [(None, -1), ((-1,), -1), ((3,), 3)])
+def test_each_file_is_an_image_of_a_size_that_is_not_known_before(shape: tuple[int, ...] | None, rows: int) -> None:
+    for mode, channels in (("RGB", 3), ("BGR", 3), ("RGBA", 4), ("L", 1)):
+        described = operation("image.decode", {"mode": mode}).describe({"image": Spec("BYTES", shape)})
+        assert described == {"image": Spec("UINT8", (rows, -1, -1, channels))}
+
+
+@pytest.mark.parametrize("spec", [Spec("UINT8", (-1,)), Spec("BYTES", (-1, 2)), Spec("BYTES", ())])
+def test_what_is_no_file_in_each_row_is_refused_before_any_request(spec: Spec) -> None:
+    with pytest.raises(ValueError, match="must be BYTES of the shape"):
+        operation("image.decode", {}).describe({"image": spec})
