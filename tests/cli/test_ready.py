@@ -194,6 +194,8 @@ def test_threads_are_told_with_their_cores(threads: int, cores: list[int], said:
     [
         (BatchingConfig(mode="off"), 8, "one request at a time"),
         (BatchingConfig(), 0, "one request at a time"),
+        (BatchingConfig(), 1, "one request at a time"),
+        (BatchingConfig(max_delay_ms=2), 2, "up to 2 rows together, waiting at most 2 ms"),
         (BatchingConfig(mode="static", max_batch_size=8), 8, "always 8 rows together"),
         (BatchingConfig(max_delay_ms=0.5), 8, "up to 8 rows together, waiting at most 0.5 ms"),
     ],

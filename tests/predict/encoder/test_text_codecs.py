@@ -168,6 +168,9 @@ def test_cohere_gets_every_kind_it_asked_for(embedder: Model) -> None:
         [np.frombuffer(base64.b64decode(text), "<f4") for text in told["embeddings"]["base64"]], expected, atol=1e-6
     )
     assert told["meta"]["billed_units"] == {"input_tokens": 4 + POSITIONS}
+    for most, read in ((5, 5), (10**6, POSITIONS)):
+        cut = embedder.says("cohere.embed", texts=[LONG], max_tokens=most)
+        assert cut["meta"]["billed_units"] == {"input_tokens": read}
     short = embedder.says("cohere.embed", texts=["a"], output_dimension=4, truncate="NONE")
     assert len(short["embeddings"]["float"][0]) == 4
     with pytest.raises(InferdError, match="reads at most"):

@@ -97,10 +97,13 @@ def test_the_header_is_believed_before_any_pixel_is_made() -> None:
 
 
 def test_all_images_of_a_request_share_the_bound() -> None:
-    file = png(picture(10, 10))
-    assert decode(file, file, max_pixels=200).shape == (2, 10, 10, 3)
-    with pytest.raises(InvalidRequest, match="row 2"):
-        decode(file, file, file, max_pixels=200)
+    for width, height in ((20, 5), (5, 20)):
+        file = png(picture(width, height))
+        assert decode(file, file, max_pixels=200).shape == (2, height, width, 3)
+        with pytest.raises(InvalidRequest, match="row 1"):
+            decode(file, file, max_pixels=199)
+        with pytest.raises(InvalidRequest, match="row 2"):
+            decode(file, file, file, max_pixels=200)
 
 
 def test_what_libraries_call_a_bomb_is_a_refusal() -> None:

@@ -52,6 +52,16 @@ def test_a_replica_that_is_forgotten_has_seen_nothing_even_under_its_old_index()
     assert index.best(prefixes("t", text("q"))) == {0: CHUNK_BYTES}
 
 
+def test_what_a_replica_received_elsewhere_is_told_where_it_was_not_known_of_it() -> None:
+    index = PrefixIndex(PLENTY)
+    one, other, third = prefixes("t", text("a", "b", "c"))
+    assert index.learn([one, other], 0) == [one, other]
+    assert index.learn([one, other, third], 0) == [third]
+    assert index.learn([one], 1) == [one], "another replica has it"
+    assert index.learn([one, third], 1) == [third]
+    assert index.best([one, other, third]) == {0: 3 * CHUNK_BYTES, 1: 3 * CHUNK_BYTES}
+
+
 def test_the_least_recently_used_goes_first_and_the_end_of_a_prompt_before_its_beginning() -> None:
     index = PrefixIndex(4)
     index.note(prefixes("t", text("a", "b")), 0)
