@@ -25,7 +25,7 @@ from inferd.config import (
     single_model_config,
     stray_variables,
 )
-from inferd.config.section import IN_WORDS
+from inferd.config.patterns import IN_WORDS
 from inferd.config.tree import Text, branches
 from inferd.config.units import NotAllowedError, count, size, size_text
 from inferd.errors import ConfigError

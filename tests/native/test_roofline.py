@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -44,7 +46,7 @@ def test_products_read_their_weights_and_compute_two_operations_for_each(monkeyp
 def test_the_fastest_of_some_runs_counts_after_one_that_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 23.0])
     clock = "thread_time" if torch.get_num_threads() == 1 else "perf_counter"
-    monkeypatch.setattr(roofline.time, clock, lambda: next(times))
+    monkeypatch.setattr(time, clock, lambda: next(times))
     monkeypatch.setattr(roofline, "_REPEATS", 3)
     runs: list[int] = []
     assert roofline._best(lambda: runs.append(1)) == 2.0

@@ -19,6 +19,7 @@ from inferd.config.generation import (
     SpeculationConfig,
     WatermarkConfig,
 )
+from inferd.config.patterns import DEVICE, VARIABLE, VERSION
 from inferd.config.pipelines import PipelineConfig, StepConfig
 from inferd.config.prediction import BatchingConfig, SequenceConfig, TensorConfig
 from inferd.config.remote import RemoteConfig, RemoteSettings
@@ -31,7 +32,7 @@ from inferd.config.routing import (
     RoutingConfig,
     ScalingConfig,
 )
-from inferd.config.section import DEVICE, VARIABLE, VERSION, Section
+from inferd.config.section import Section
 from inferd.config.versioning import DriftConfig, RolloutConfig, VerifyConfig, VersionsConfig
 from inferd.types import PriorityClass
 

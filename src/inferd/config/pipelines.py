@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from inferd.config.section import STEP_NAME, Section
+from inferd.config.patterns import STEP_NAME
+from inferd.config.section import Section
 
 SOURCE = "pipeline"
 """The ``source`` of a model that consists of steps."""

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from inferd.config.section import BASE_URL, Section
+from inferd.config.patterns import BASE_URL
+from inferd.config.section import Section
 
 
 class RemoteSettings(Section, frozen=True, kw_only=True):

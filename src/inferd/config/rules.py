@@ -17,7 +17,7 @@ import msgspec
 
 from inferd.config.config import Config
 from inferd.config.model import ModelConfig
-from inferd.config.pattern_cost import problem_of
+from inferd.config.patterns import problem_of
 from inferd.config.pipeline_rules import problems_of
 from inferd.config.remote import RemoteSettings
 from inferd.config.tree import Path as Place

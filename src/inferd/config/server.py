@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from inferd.config.section import ADDRESS, Section
+from inferd.config.patterns import ADDRESS
+from inferd.config.section import Section
 
 
 class TlsConfig(Section, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from typing import TypeGuard
 import msgspec
 from msgspec import inspect
 
-from inferd.config.section import IN_WORDS
+from inferd.config.patterns import IN_WORDS
 from inferd.config.units import NotAllowedError, Scale, is_size, number_text, scale_of
 
 Path = tuple[str | int, ...]

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from inferd.config.section import DIGEST, Section
+from inferd.config.patterns import DIGEST
+from inferd.config.section import Section
 
 
 class VersionsConfig(Section, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from inferd.config.pattern_cost import problem_of
+from inferd.config.patterns import problem_of
 from inferd.observe.payloads.beginnings import beginning_of
 from inferd.observe.payloads.redaction import PIECE, Redactor
 

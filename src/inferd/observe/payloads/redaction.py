@@ -1,6 +1,6 @@
 """Replaces addresses, numbers and secrets in texts before they are written.
 
-Python's ``re`` backtracks, so a pattern of the operator has a bounded cost (``config/pattern_cost.py``) and the time is
+Python's ``re`` backtracks, so a pattern of the operator has a bounded cost (``config/patterns.py``) and the time is
 linear in the text. A text is searched in pieces, so that the interpreter is held for milliseconds at most.
 
 The end of a text that was cut may be the beginning of a match. It is replaced from the first character on from which
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from inferd.config.pattern_cost import MAX_WIDTH
+from inferd.config.patterns import MAX_WIDTH
 from inferd.observe.payloads.beginnings import beginning_of
 
 PIECE: Final = 4096

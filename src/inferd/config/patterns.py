@@ -1,4 +1,6 @@
-"""The cost of an operator's regular expression, which is bounded before it is used on texts of clients.
+"""Regular expressions of the configuration: the forms of its own texts, and the cost of an operator's expression.
+
+The cost is bounded before the expression is used on texts of clients.
 
 Python's ``re`` backtracks. A pattern is accepted only if every repetition has a bound, and the product of all choices
 and of the longest match is at most ``MAX_COST``. That product bounds the steps from one position of a text, so the time
@@ -9,7 +11,27 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Mapping
 from typing import Any, Final
+
+ADDRESS: Final = r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]*):[0-9]{1,5}$"
+BASE_URL: Final = r"^https?://[^/\s]+"
+DEVICE: Final = r"^(auto|cpu|cuda(:[0-9]+)?)$"
+DIGEST: Final = r"^(tree-)?sha256:[0-9a-f]{64}$"
+STEP_NAME: Final = r"^[\w-]*$"
+VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
+VERSION: Final = r"^[1-9][0-9]{0,17}$"
+
+IN_WORDS: Final[Mapping[str, str]] = {
+    ADDRESS: "HOST:PORT such as 0.0.0.0:8001",
+    BASE_URL: "a URL such as https://host/v1",
+    DEVICE: "auto, cpu, cuda or cuda:N",
+    DIGEST: "a digest such as tree-sha256: and 64 hexadecimal digits",
+    STEP_NAME: "a word of letters, digits, - and _",
+    VARIABLE: "the name of an environment variable",
+    VERSION: "a text of a whole number above 0, of at most 18 digits",
+}
+"""What a text of each pattern is."""
 
 MAX_WIDTH: Final = 256
 """Characters of the longest match."""
