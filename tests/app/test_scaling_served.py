@@ -72,7 +72,9 @@ def test_a_second_replica_comes_with_the_load_survives_a_kill_and_leaves_without
             until_now(lambda: report()["ready"] == 2, "both replicas are ready", LONG_S)
             many = len(statuses)
             until_now(lambda: len(statuses) > many + 20, "both serve", LONG_S)
-        until_now(lambda: (report()["ready"], report()["leaving"]) == (1, 0), "one replica is left", LONG_S)
+        until_now(
+            lambda: (report()["desired"], report()["ready"], report()["leaving"]) == (1, 1, 0), "one is left", LONG_S
+        )
         failed = [status for status in statuses if status != 200]
         assert failed == [], "a request that was computed when its worker died ran again"
         changes = report()["changes"]

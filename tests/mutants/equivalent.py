@@ -255,12 +255,6 @@ EQUIVALENT: Final = (
         "No entry is as large as the last magnitude.",
     ),
     Equivalent(
-        "cli/flags.py",
-        'return f"{leaf.default:,}" if leaf.default >= 100_000 else str(leaf.default)',
-        'return f"{leaf.default:,}" if leaf.default > 100_000 else str(leaf.default)',
-        "No setting has this default.",
-    ),
-    Equivalent(
         "app/root.py",
         "if soft != resource.RLIM_INFINITY and soft < wanted:",
         "if soft != resource.RLIM_INFINITY and soft <= wanted:",
