@@ -19,6 +19,7 @@ from inferd.errors import InvalidRequest
 from inferd.planning.trace import ANSWERS, number_in, rows
 
 MAX_SECONDS: Final = 7 * 86_400.0
+"""Seconds from the first arrival to the last end that are simulated at most."""
 
 
 def read_trace(lines: Iterable[bytes], model_seconds: float) -> list[Arrival]:

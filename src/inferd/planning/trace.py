@@ -17,6 +17,7 @@ from inferd.errors import InvalidRequest
 MAX_LINE: Final = 16 << 20
 MAX_ARRIVALS: Final = 5_000_000
 MAX_LENGTH: Final = 10_000_000
+"""Tokens of a prompt or of an answer at most."""
 PROMPTS: Final = ("input_length", "Prompt Length")
 ANSWERS: Final = ("output_length", "Output Length")
 """Names of the tokens of prompts and of answers in published traces (Mooncake, AIBrix)."""

@@ -30,6 +30,7 @@ ACTIVE_S: Final = 30.0
 """A model is active for so long after its last request: KEDA asks every 30 seconds, and a request may end between."""
 
 MAX_TARGET: Final = 1e9
+"""Largest target of a trigger, in requests or replicas."""
 
 MAX_AGE_S: Final = 120.0
 """An older value is an error."""
