@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import stat
@@ -11,9 +13,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.http.test_http_framing import InTasks, echo
 
 from inferd.app.control_socket import ControlSocket, NoControlSocketError, connect, open_control_socket
+from inferd.config import ServerConfig
 from inferd.errors import ConfigError
+from inferd.http.listener import HttpServer
 
 
 def mode(path: Path) -> int:
@@ -137,6 +142,29 @@ def test_a_path_longer_than_the_kernel_takes_works_all_the_same(tmp_path: Path) 
     connect(made.path, 1.0).close()
     with pytest.raises(ConfigError):
         open_control_socket(deep, 8000)
+    made.close()
+    assert not made.path.exists()
+
+
+def test_a_server_serves_such_a_path_when_what_its_alias_named_is_another_file(tmp_path: Path) -> None:
+    made = open_control_socket(tmp_path / ("d" * 100), 8000)
+    alias = Path(made.listener.getsockname())
+    with contextlib.ExitStack() as others:
+        while not os.path.lexists(alias.parent):
+            others.enter_context(open(os.devnull))
+
+        async def scenario() -> None:
+            server = HttpServer(InTasks(echo), ServerConfig(), made.listener)
+            serving = asyncio.create_task(server.serve())
+            reader, writer = await asyncio.open_unix_connection(sock=await asyncio.to_thread(connect, made.path, 1.0))
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+            server.stop()
+            await serving
+            assert made.path.exists(), "its owner removes it"
+
+        asyncio.run(scenario())
     made.close()
     assert not made.path.exists()
 

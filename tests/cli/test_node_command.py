@@ -8,6 +8,8 @@ import pytest
 
 from inferd.cli.main import main
 from inferd.nodes.cache import Cache, cache_folder
+from inferd.nodes.certificate import fingerprint_of
+from inferd.nodes.tokens import parse_token
 
 TOKEN = f"inferd1.{'A' * 43}.{'B' * 43}"
 
@@ -16,10 +18,10 @@ TOKEN = f"inferd1.{'A' * 43}.{'B' * 43}"
     ("words", "token", "code", "complaint"),
     [
         (
-            ["--join", "gateway"],
+            ["--join", "gateway:x"],
             TOKEN.encode(),
             1,
-            "--join: 'gateway' is no HOST:PORT such as 0.0.0.0:8001, with a port",
+            "--join: 'gateway:x' is no HOST:PORT such as 0.0.0.0:8001, with a port",
         ),
         (["--join", f"gateway:{'9' * 5000}"], TOKEN.encode(), 1, "is no HOST:PORT"),
         (["--join", f"{'a' * 64}:1"], TOKEN.encode(), 1, "is no HOST:PORT"),
@@ -49,3 +51,26 @@ def test_the_second_node_of_a_name_on_a_machine_is_told_to_take_another(
     assert first.lock()
     assert main(["node", "--join", "gateway:1", "--name", "one", "--token-file", str(tmp_path / "token")]) == 1
     assert "A node one runs on this machine already; choose another --name." in capsys.readouterr().err
+
+
+def test_a_token_without_a_server_is_for_the_certificate_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pem = tmp_path / "nodes.pem"
+
+    def made(*words: str) -> tuple[int, str, str]:
+        code = main(["node", "token", "--certificate", *words])
+        out, err = capsys.readouterr()
+        return code, out, " ".join(err.split())
+
+    (first, one, _), (second, two, _) = made(str(pem)), made(str(pem))
+    assert (first, second) == (0, 0)
+    assert pem.stat().st_mode & 0o777 == 0o600
+    assert parse_token(one).fingerprint == parse_token(two).fingerprint == fingerprint_of(pem)
+    assert parse_token(one).secret != parse_token(two).secret
+    code, out, err = made(str(pem), "--revoke", "--port", "8000")
+    assert (code, out) == (2, "")
+    assert "--certificate asks no server; leave --revoke, --port out." in err
+    pem.write_text("no certificate")
+    assert "is no certificate in PEM form; name another file, or one that is not there." in made(str(pem))[2]
+    assert "cannot be used (No such file or directory); name a file" in made(str(tmp_path / "gone" / "a.pem"))[2]

@@ -145,6 +145,7 @@ def test_other_variables_are_left_alone() -> None:
         ("INFERD_HOST", "INFERD_SERVER__HOST"),
         ("INFERD_PORT", "INFERD_SERVER__PORT"),
         ("INFERD_STATE_URL", "INFERD_STATE__URL"),
+        ("INFERD_NODES_LISTEN", "INFERD_NODES__LISTEN"),
         ("INFERD_MODEL", "two underscores"),
     ],
 )
@@ -162,6 +163,7 @@ def test_what_kubernetes_sets_for_a_service_of_this_name_is_no_mistake() -> None
         "INFERD_PORT_80_TCP_ADDR": "10.0.0.1",
         "INFERD_DEBUG": "1",
         "INFERD_API_KEY": "sk-inf-1",
+        "INFERD_NODE_TOKEN": "inferd1",
     }
     assert stray_variables(env) == []
 

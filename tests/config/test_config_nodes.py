@@ -61,6 +61,7 @@ def problem(nodes: dict[str, Any], **model: Any) -> str:
         ({"listen": "host:port"}, {}, "nodes.listen"),
         ({"listen": "h:1", "key": "key.pem"}, {}, "nodes.certificate: missing; name the certificate"),
         ({"listen": "h:1", "token_expires_s": 0}, {}, "nodes.token_expires_s"),
+        ({"listen": "h:1", "token_file": "gone"}, {}, "nodes.token_file: the file 'gone' cannot be read (No such file"),
         ({}, {"placement": "ray"}, "placement.nodes: ray, and no cluster is named; set nodes.ray to auto"),
         ({}, {"placement": "rays"}, "placement.nodes: 'rays' is not one of any, local, only, ray; did you mean ray?"),
         ({}, {"placement": 3}, "placement: 3 is not a section"),

@@ -11,7 +11,9 @@ from tests.deploy.chart import ROOT, Object, default_values, render
 from tests.observe.promql import problems
 
 from inferd import __version__
-from inferd.cli.serve import command
+from inferd.cli.node import command as node_command
+from inferd.cli.serve import command as serve
+from inferd.nodes.dialling import DEFAULT_PORT
 
 FOLDER = ROOT / "deploy" / "examples"
 
@@ -42,7 +44,7 @@ def test_the_runtimes_arguments_are_flags_of_the_server(tmp_path: Path) -> None:
     name, source, *flags = container["args"]
     assert (name, source) == ("serve", "/mnt/models")
     flags = [flag.replace("{{.Name}}", "digits") for flag in flags]
-    context = command.make_context("serve", [str(tmp_path), *flags])
+    context = serve.make_context("serve", [str(tmp_path), *flags])
     assert context.params["name"] == "digits"
     assert container["ports"][0]["containerPort"] == container["readinessProbe"]["httpGet"]["port"]
     assert container["image"].endswith(f":{__version__}")
@@ -50,6 +52,32 @@ def test_the_runtimes_arguments_are_flags_of_the_server(tmp_path: Path) -> None:
     drain = next(float(flag.partition("=")[2]) for flag in flags if flag.startswith("--drain-delay"))
     assert service["spec"]["predictor"]["terminationGracePeriodSeconds"] == drain + 30 + 15
     assert service["spec"]["predictor"]["model"]["runtime"] == runtime["metadata"]["name"]
+
+
+def test_the_pods_of_the_set_are_a_server_and_nodes_of_it() -> None:
+    made = objects("leaderworkerset")
+    group = made["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    leader, worker = group["leaderTemplate"], group["workerTemplate"]
+    (server,), (node,) = leader["spec"]["containers"], worker["spec"]["containers"]
+    files = {"/etc/inferd-nodes/nodes.pem", "/etc/inferd-nodes/token"}
+    assert {one["value"] for one in server["env"] if one["name"].startswith("INFERD_NODES__")} == files
+    size = str(group["size"])
+    name, source, *flags = [one.replace("$(LWS_GROUP_SIZE)", size) for one in server["args"]]
+    assert (name, source) == ("serve", "/models/chat")
+    given = serve.make_context("serve", ["/", *flags]).params
+    assert given["parallel__pipeline"] == given["parallel__machines"] == group["size"]
+    name, *flags = [one.replace("/etc/inferd-nodes/token", "/dev/null") for one in node["args"]]
+    assert name == "node"
+    taken = node_command.make_context("node", list(flags), resilient_parsing=True).params
+    assert taken["join"] is None, "the set's variable names it"
+    assert f":{DEFAULT_PORT}" in next(one for one in server["args"] if one.startswith("--nodes-listen"))
+    assert leader["spec"]["terminationGracePeriodSeconds"] == given["drain_delay_s"] + 30 + 15
+    assert worker["spec"]["terminationGracePeriodSeconds"] > taken["drain_s"]
+    for container in (server, node):
+        assert container["image"].endswith(f":{__version__}")
+    selector = made["Service"]["spec"]["selector"].items()
+    assert selector <= leader["metadata"]["labels"].items()
+    assert not selector <= worker["metadata"]["labels"].items()
 
 
 def test_the_scaled_object_is_as_the_charts() -> None:

@@ -36,9 +36,12 @@ class Node:
         token: str = "",
         works_in: Path | None = None,
         on: Host | None = None,
+        leader: str | None = None,
     ) -> None:
         token = token or listener.new_token().token
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_NODE_TOKEN": token}
+        if leader is not None:
+            environment["LWS_LEADER_ADDRESS"] = leader
         address = f"{'127.0.0.1' if on is None else on.here}:{listener.address.rpartition(':')[2]}"
         self.name = name
         self.log = folder / f"{name}.log"
@@ -46,7 +49,8 @@ class Node:
             self.process = subprocess.Popen(
                 [
                     *([] if on is None else on.prefix),
-                    *(sys.executable, str(SCRIPT), "--join", address, "--name", name),
+                    *(sys.executable, str(SCRIPT), "--name", name),
+                    *([] if leader is not None else ["--join", address]),
                     *("--cache", str(folder / f"cache-{name}"), "--memory", "1GiB", *options),
                 ],
                 stderr=log,
@@ -79,11 +83,19 @@ class Cluster:
         self.nodes: list[Node] = []
 
     def start(
-        self, name: str, *options: str, token: str = "", works_in: Path | None = None, on: Host | None = None
+        self,
+        name: str,
+        *options: str,
+        token: str = "",
+        works_in: Path | None = None,
+        on: Host | None = None,
+        leader: str | None = None,
     ) -> Node:
-        """Start a node's process, in a folder of its own or on a host where one is named."""
-        self.nodes.append(Node(self.listener, self.folder, name, *options, token=token, works_in=works_in, on=on))
-        return self.nodes[-1]
+        """Start a node's process, in a folder of its own or on a host where one is named. ``leader``: as in a pod of a
+        LeaderWorkerSet whose first pod has this address."""
+        made = Node(self.listener, self.folder, name, *options, token=token, works_in=works_in, on=on, leader=leader)
+        self.nodes.append(made)
+        return made
 
     async def join(self, name: str, *options: str, on: Host | None = None) -> Node:
         """A node that has joined."""

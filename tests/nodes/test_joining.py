@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import ssl
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.nodes.joined import Cluster, cluster, tiny
 from tests.worker.watching import until
 
 from inferd import __version__
+from inferd.cli.main import main
 from inferd.config import NodesConfig
 from inferd.errors import ConfigError, InvalidRequest
 from inferd.events import NodeChanged
@@ -30,7 +32,7 @@ from inferd.nodes.messages import (
     framed,
     to_node_decoder,
 )
-from inferd.nodes.tokens import REJOIN_S, TokenRefusedError, Tokens, parse_token, token_text
+from inferd.nodes.tokens import REJOIN_S, TokenRefusedError, Tokens, new_secret, parse_token, token_text
 from inferd.worker.messages import HEADER
 
 HERE = NodesConfig(listen="127.0.0.1:0")
@@ -38,8 +40,7 @@ HERE = NodesConfig(listen="127.0.0.1:0")
 
 async def asked(made: Cluster, first: First | bytes) -> list[ToNode]:
     """What the server says to the first message of a connection; nothing: it closed."""
-    port = int(made.listener.address.rpartition(":")[2])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context())
+    reader, writer = await asyncio.open_connection(made.listener.host, made.listener.port, ssl=client_context())
     writer.write(first if isinstance(first, bytes) else framed(first))
     try:
         (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
@@ -181,6 +182,45 @@ def test_the_certificate_is_made_once_for_this_user_alone(tmp_path: Path) -> Non
     # The operator's own: the same file, under its setting.
     own = NodesConfig(listen="127.0.0.1:0", certificate=str(path))
     assert certificate_for(own, tmp_path / "elsewhere").fingerprint == first.fingerprint
+
+
+def test_pods_that_start_with_the_server_join_its_first_pod_by_the_operators_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate, file = tmp_path / "nodes.pem", tmp_path / "token"
+    assert main(["node", "token", "--certificate", str(certificate)]) == 0
+    file.write_text(capsys.readouterr().out)
+    # An address of loopback that no other process uses, as the port is the one that nodes take by themselves.
+    address = f"127.{os.getpid() % 250 + 2}.{os.getpid() // 250 % 250 + 2}.9"
+    settings = NodesConfig(listen=f"{address}:8001", certificate=str(certificate), token_file=str(file))
+
+    async def scenario() -> None:
+        async with cluster(tmp_path, tiny(), settings=settings) as made:
+            made.listener.new_token(revoke=True)  # the operator's token stays
+            made.start("inferd-0-1", token=file.read_text().strip(), leader=address)
+            await made.until_placed("inferd-0-1")
+            (refused,) = await asked(made, join(new_secret()))
+            assert isinstance(refused, Refused)
+            assert refused.code == "token"
+
+    asyncio.run(scenario())
+
+
+def test_a_token_in_a_file_that_is_none_or_for_another_certificate_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate, file = tmp_path / "nodes.pem", tmp_path / "token"
+    settings = NodesConfig(listen="127.0.0.1:0", certificate=str(certificate), token_file=str(file))
+    assert main(["node", "token", "--certificate", str(tmp_path / "other.pem")]) == 0
+    other = capsys.readouterr().out
+    assert main(["node", "token", "--certificate", str(certificate)]) == 0
+    for text, problem in ((other, "is for another certificate"), ("secret", "has no token"), (None, "cannot be read")):
+        file.unlink(missing_ok=True)
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(ConfigError, match=rf"nodes\.token_file: .*{problem}") as refused:
+            open_nodes(settings, tmp_path, None, None, print)  # type: ignore[arg-type]
+        assert text is None or text.strip() not in refused.value.message
 
 
 def test_files_that_are_none_of_a_certificate_or_of_tokens_are_named(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ Start here:
   inferd predict digits -i a.jpg   one prediction
   inferd batch run in.jsonl -o out.jsonl    the requests of a file
   inferd registry digest ./my-model    what to pin in its settings
-  inferd node --join HOST:PORT     give this machine to a server
+  inferd node --join HOST          give this machine to a server
   inferd quantize ./my-model --output ./small    a smaller checkpoint
   inferd alerts inferd.yaml        rules for Prometheus from its objectives
 

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from inferd.cli.flags import Parsed
 from inferd.cli.ranges import FloatRange
-from inferd.cli.running.control import Server, server_options
+from inferd.cli.running.control import find_server, which_server
 from inferd.config.units import NotAllowedError, bytes_text, size
 from inferd.errors import ConfigError, InvalidRequest
 
@@ -38,7 +38,12 @@ _TOKEN_VARIABLE: Final = "INFERD_NODE_TOKEN"
 
 
 @click.group("node", invoke_without_command=True)
-@click.option("--join", metavar="HOST:PORT", help="The server, where it listens for nodes (nodes.listen).")
+@click.option(
+    "--join",
+    metavar="HOST[:PORT]",
+    help="The server, where it listens for nodes (nodes.listen).  [default: port 8001; in a pod of a LeaderWorkerSet "
+    "the host in LWS_LEADER_ADDRESS]",
+)
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -81,11 +86,14 @@ def command(
     Examples:
       inferd node token                        on the server: what to run here
       INFERD_NODE_TOKEN=inferd1... inferd node --join gateway:8001
-      inferd node --join gateway:8001 --token-file token --label zone=a
+      inferd node --join gateway --token-file token --label zone=a
     """
+    from inferd.nodes.dialling import LEADER_VARIABLE
+
     if context.invoked_subcommand is not None:
         return None
-    if join is None:
+    join = join or os.environ.get(LEADER_VARIABLE)
+    if not join:
         raise click.UsageError("Missing --join HOST:PORT, the server that this machine is for.")
     return run_node(join, token_file, name, memory, cores, labels, cache, drain_s)
 
@@ -93,22 +101,38 @@ def command(
 @command.command("token")
 @click.option("--revoke", is_flag=True, help="Let no earlier token be used again; nodes that have joined stay.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the server said, for programs.")
-@server_options
-def token(server: Server, revoke: bool, as_json: bool) -> None:
+@click.option(
+    "--certificate",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Ask no server: print a token for this file's certificate, which is made where there is no file.",
+)
+@which_server
+def token(revoke: bool, as_json: bool, certificate: Path | None, **which: Any) -> None:
     """Print the line that lets a machine join, with a new token.
 
     Asks the running server, which keeps a digest alone. The token can be used until it expires
     (nodes.token_expires_s), for any number of machines.
 
+    With --certificate the token is one that a server and its nodes are started with, such as pods:
+    nodes.certificate and nodes.token_file name both files to the server, --token-file the token to a node. It lets
+    machines join as long as the server is configured with it.
+
     \b
     Examples:
       inferd node token
       inferd node token --revoke
+      inferd node token --certificate nodes.pem > token
     """
     from inferd.nodes.listener import NewToken
 
+    if certificate is not None:
+        asked = [flag for flag, value in {"--revoke": revoke, "--json": as_json, **_flags(which)}.items() if value]
+        if asked:
+            raise click.UsageError(f"--certificate asks no server; leave {', '.join(asked)} out.")
+        click.echo(_made_token(certificate))
+        return
     body = msgspec.json.encode({"revoke": revoke})
-    answer = server.send("/admin/nodes/token", body, {"content-type": "application/json"})
+    answer = find_server(**which).send("/admin/nodes/token", body, {"content-type": "application/json"})
     made = msgspec.json.decode(answer.body, type=NewToken)
     if as_json:
         click.echo(msgspec.json.format(answer.body, indent=2).decode())
@@ -116,6 +140,42 @@ def token(server: Server, revoke: bool, as_json: bool) -> None:
     until = datetime.fromtimestamp(made.expires_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     click.echo(f"# on the machine that is to join, until {until}:", err=True)
     click.echo(made.command)
+
+
+def _flags(which: dict[str, Any]) -> dict[str, Any]:
+    """The flags that name a server, and what was given; a key alone, which may be a variable, names none."""
+    return {f"--{name}": value for name, value in which.items() if name != "key"}
+
+
+def _made_token(certificate: Path) -> str:
+    """A token with a new secret for a file's certificate, which is made where there is no file. Raises ConfigError."""
+    from inferd.nodes.certificate import fingerprint_of, make_certificate
+    from inferd.nodes.tokens import new_secret, token_text
+
+    try:
+        if not certificate.exists():
+            make_certificate(certificate)
+        return token_text(fingerprint_of(certificate), new_secret())
+    except OSError as error:
+        raise ConfigError(
+            f"--certificate: {certificate} cannot be used ({error.strerror}); name a file in a folder that this user "
+            "may write to.",
+            param="certificate",
+        ) from None
+    except ValueError:
+        raise ConfigError(
+            f"--certificate: {certificate} is no certificate in PEM form; name another file, or one that is not there.",
+            param="certificate",
+        ) from None
+
+
+def _named_server(join: str) -> tuple[str, int]:
+    """The host and the port that ``--join`` names. Raises ConfigError."""
+    from inferd.nodes.dialling import DEFAULT_PORT
+    from inferd.nodes.listener import split_address
+
+    has_port = ":" in join and not join.endswith("]")
+    return split_address(join if has_port else f"{join}:{DEFAULT_PORT}", "--join")
 
 
 def run_node(
@@ -137,7 +197,6 @@ def run_node(
     from inferd.nodes.agent import Agent, parse_labels
     from inferd.nodes.cache import Cache, cache_folder
     from inferd.nodes.dialling import NodeOptions
-    from inferd.nodes.listener import split_address
     from inferd.nodes.tokens import parse_token
 
     text = os.environ.pop(_TOKEN_VARIABLE, "") if token_file is None else token_file.read_text("utf-8", "replace")
@@ -147,7 +206,7 @@ def run_node(
             "--token-file.",
             param="token",
         )
-    host, port = split_address(join, "--join")
+    host, port = _named_server(join)
     if not host or not port:
         raise click.UsageError(f"--join {join} names no {'port' if host else 'host'} of a server; write gateway:8001.")
     called = socket.gethostname() if name is None else name
@@ -169,7 +228,12 @@ def run_node(
     )
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("inferd.node").info(
-        "node %s gives %d cores and %s to %s", options.name, options.num_cores, bytes_text(options.memory_bytes), join
+        "node %s gives %d cores and %s to %s:%d",
+        options.name,
+        options.num_cores,
+        bytes_text(options.memory_bytes),
+        host,
+        port,
     )
 
     files = Cache(cache_folder(called) if cache is None else cache.absolute())

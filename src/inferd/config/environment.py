@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from inferd.config.devices import DevicesConfig
-from inferd.config.server import CacheConfig, JobsConfig, MetricsConfig, ServerConfig, StateConfig
+from inferd.config.server import CacheConfig, JobsConfig, MetricsConfig, NodesConfig, ServerConfig, StateConfig
 from inferd.config.tracing import TracingConfig
 from inferd.config.tree import Text, branches
 from inferd.errors import ConfigError
@@ -16,7 +16,7 @@ Origins = dict[tuple[str, ...], str]
 """The variable that each path was set by."""
 
 # Variables that are read elsewhere, and those that Kubernetes sets for a service called inferd.
-_NO_SETTINGS = re.compile(r"INFERD_(DEBUG|API_KEY|URL|(PORT|SERVICE_(HOST|PORT))(_.*)?)")
+_NO_SETTINGS = re.compile(r"INFERD_(DEBUG|API_KEY|URL|NODE_TOKEN|(PORT|SERVICE_(HOST|PORT))(_.*)?)")
 
 
 def settings_of(env: Mapping[str, str], names: Mapping[str, list[str]], origins: Origins) -> dict[str, object]:
@@ -58,6 +58,7 @@ def stray_variables(env: Mapping[str, str]) -> list[str]:
             ("tracing", TracingConfig),
             ("metrics", MetricsConfig),
             ("jobs", JobsConfig),
+            ("nodes", NodesConfig),
         )
         for branch in branches(kind, (section,))
         for leaf in branch.leaves

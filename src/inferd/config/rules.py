@@ -108,6 +108,8 @@ def _server(config: Config) -> Iterator[Problem]:
             yield Problem(("nodes", "listen"), f"{host[:80]!r} is no name of a host; write one, or its address.")
     if config.nodes.key is not None and config.nodes.certificate is None:
         yield Problem(("nodes", "certificate"), "missing; name the certificate's file, or leave nodes.key out.")
+    if config.nodes.token_file is not None and (sentence := _unreadable(config.nodes.token_file, "the token")):
+        yield Problem(("nodes", "token_file"), sentence)
     if config.server.tls.key is not None and config.server.tls.certificate is None:
         yield Problem(
             ("server", "tls", "certificate"), "missing; name the certificate's file, or leave server.tls.key out."

@@ -288,6 +288,13 @@ class NodesConfig(Section, frozen=True, kw_only=True):
         float,
         Meta(description="Seconds in which a token of inferd node token lets machines join.", gt=0, le=31_536_000),
     ] = 86_400.0
+    token_file: Annotated[
+        str | None,
+        Meta(
+            description="File with a token of inferd node token --certificate FILE, which lets machines join at any "
+            "time, as in a pod that starts with the server; --revoke does not change it."
+        ),
+    ] = None
 
 
 class CacheConfig(Section, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import logging
 import resource
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
@@ -164,12 +165,15 @@ class HttpServer:
         """Accept connections until ``stop``. Then wait for requests in progress, for ``grace_s`` seconds at most."""
         loop = asyncio.get_running_loop()
         make: Callable[..., Coroutine[Any, Any, asyncio.Server]] = loop.create_server
+        options = listener_options(self._tls)
         if self._listener.family == socket.AF_UNIX:
             make = loop.create_unix_server
+            # From 3.13 on the loop would look for the socket's file, to remove it at the end. The file is that of the
+            # socket's owner, and where its path is too long the socket has an alias that is valid no more.
+            if sys.version_info >= (3, 13):
+                options["cleanup_socket"] = False
         try:
-            server = await make(
-                lambda: Connection(self), sock=self._listener, backlog=BACKLOG, **listener_options(self._tls)
-            )
+            server = await make(lambda: Connection(self), sock=self._listener, backlog=BACKLOG, **options)
             self._check_timeouts()
             await self._stopping.wait()
             server.close()

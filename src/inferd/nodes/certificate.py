@@ -33,13 +33,19 @@ def certificate_for(config: NodesConfig, folder: Path) -> Shown:
     else:
         chain = key = folder / "certificate.pem"
         if not chain.exists():
-            _make(chain)
+            try:
+                make_certificate(chain)
+            except OSError as error:
+                raise ConfigError(
+                    f"The certificate for nodes cannot be written to {chain} ({error.strerror}); make room there, or "
+                    "name another folder with state.data_dir.",
+                    param="state.data_dir",
+                ) from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_cert_chain(chain, key, _no_password)
-        first = chain.read_text("ascii").split("-----END CERTIFICATE-----")[0]
-        der = ssl.PEM_cert_to_DER_cert("-----BEGIN" + first.split("-----BEGIN")[-1] + "-----END CERTIFICATE-----\n")
+        fingerprint = fingerprint_of(chain)
     except (OSError, ValueError) as error:
         if config.certificate is None:
             raise ConfigError(
@@ -52,7 +58,14 @@ def certificate_for(config: NodesConfig, folder: Path) -> Shown:
             f"({error}); name others, or leave the setting out.",
             param="nodes.certificate",
         ) from None
-    return Shown(context, hashlib.sha256(der).digest())
+    return Shown(context, fingerprint)
+
+
+def fingerprint_of(chain: Path) -> bytes:
+    """SHA-256 of the DER form of a PEM file's first certificate. Raises OSError, ValueError."""
+    first = chain.read_text("ascii").split("-----END CERTIFICATE-----")[0]
+    der = ssl.PEM_cert_to_DER_cert("-----BEGIN" + first.split("-----BEGIN")[-1] + "-----END CERTIFICATE-----\n")
+    return hashlib.sha256(der).digest()
 
 
 def _no_password() -> str:
@@ -68,8 +81,8 @@ def client_context() -> ssl.SSLContext:
     return context
 
 
-def _make(path: Path) -> None:
-    """Make a certificate and its key, P-256, in one file that this user alone can read. Raises ConfigError."""
+def make_certificate(path: Path) -> None:
+    """Make a certificate and its key, P-256, in one file that this user alone can read. Raises ConfigError, OSError."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -77,7 +90,7 @@ def _make(path: Path) -> None:
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
     except ModuleNotFoundError:
         raise ConfigError(
-            "nodes.listen needs a certificate, and the package cryptography, which makes one, is not installed; "
+            "Nodes are shown a certificate, and the package cryptography, which makes one, is not installed; "
             "pip install 'inferd[nodes]', or set nodes.certificate.",
             param="nodes.certificate",
         ) from None
@@ -87,16 +100,9 @@ def _make(path: Path) -> None:
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(begin)
     certificate = builder.not_valid_after(begin + datetime.timedelta(days=365 * _YEARS)).sign(key, SHA256())
-    part = path.with_suffix(".part")
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-            file.write(certificate.public_bytes(Encoding.PEM))
-        os.replace(part, path)
-    except OSError as error:
-        raise ConfigError(
-            f"The certificate for nodes cannot be written to {path} ({error.strerror}); make room there, or name "
-            "another folder with state.data_dir.",
-            param="state.data_dir",
-        ) from None
+    part = path.with_name(f"{path.name}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        file.write(certificate.public_bytes(Encoding.PEM))
+    os.replace(part, path)

@@ -16,6 +16,12 @@ from inferd.worker.process import WORKER_COMMAND
 
 CONNECT_S: Final = 5.0
 
+DEFAULT_PORT: Final = 8001
+"""Of a server that is named without one."""
+
+LEADER_VARIABLE: Final = "LWS_LEADER_ADDRESS"
+"""The host of a group's first pod, in every pod of a LeaderWorkerSet (https://lws.sigs.k8s.io)."""
+
 
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a node is started."""

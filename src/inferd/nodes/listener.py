@@ -39,7 +39,7 @@ from inferd.nodes.messages import (
     first_decoder,
     framed,
 )
-from inferd.nodes.tokens import REJOIN_S, TokenRefusedError, Tokens, token_text
+from inferd.nodes.tokens import REJOIN_S, TokenRefusedError, Tokens, secret_of, token_text
 
 FIRST_S: Final = 5.0
 MAX_STRANGERS: Final = 256
@@ -426,9 +426,11 @@ def open_nodes(
             "another one with state.data_dir.",
             param="state.data_dir",
         ) from None
-    return NodesListener(
-        config, certificate_for(config, folder), Tokens(folder / "tokens.json"), machines, vacate, emit
-    )
+    shown = certificate_for(config, folder)
+    always = None
+    if config.token_file is not None:
+        always = secret_of(Path(config.token_file).expanduser(), shown.fingerprint)
+    return NodesListener(config, shown, Tokens(folder / "tokens.json", always), machines, vacate, emit)
 
 
 def _report(link: Link) -> NodeReport:

@@ -2,7 +2,8 @@
 
 A token has the fingerprint of the server's certificate and a secret: ``inferd1.FINGERPRINT.SECRET``. A machine checks
 the fingerprint before it sends the secret, so another server never sees it. The file of the server has a digest of each
-secret, so a copy of the file lets no machine join.
+secret, so a copy of the file lets no machine join. The operator's token (``nodes.token_file``) is valid while the server
+is configured with it.
 """
 
 from __future__ import annotations
@@ -65,11 +66,40 @@ def parse_token(text: str) -> Token:
     return Token(base64.urlsafe_b64decode(match[1] + "="), match[2])
 
 
-class Tokens:
-    """The secrets that are known, in one file. Raises ConfigError where the file is not one of tokens."""
+def new_secret() -> str:
+    """256 random bits as text."""
+    return base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
 
-    def __init__(self, path: Path) -> None:
+
+def secret_of(path: Path, fingerprint: bytes) -> str:
+    """The secret of the operator's token in a file. Raises ConfigError where it is none for this certificate."""
+    remedy = "make one with inferd node token --certificate FILE, where FILE is nodes.certificate."
+    try:
+        token = parse_token(path.read_text("utf-8", "replace"))
+    except OSError as error:
+        raise ConfigError(
+            f"nodes.token_file: {path} cannot be read ({error.strerror}); check its permissions.",
+            param="nodes.token_file",
+        ) from None
+    except InvalidRequest:
+        raise ConfigError(f"nodes.token_file: {path} has no token; {remedy}", param="nodes.token_file") from None
+    if token.fingerprint != fingerprint:
+        raise ConfigError(
+            f"nodes.token_file: the token in {path} is for another certificate than the one that nodes are shown; "
+            f"{remedy}",
+            param="nodes.token_file",
+        )
+    return token.secret
+
+
+class Tokens:
+    """The secrets that are known, in one file, and ``always``, one that is valid without it.
+
+    Raises ConfigError where the file is not one of tokens."""
+
+    def __init__(self, path: Path, always: str | None = None) -> None:
         self._path = path
+        self._always = None if always is None else _digest(always)
         self._kept: list[_Kept] = []
         try:
             self._kept = msgspec.json.decode(path.read_bytes(), type=list[_Kept])
@@ -85,7 +115,7 @@ class Tokens:
     def issue(self, now: float, expires_s: float, node: str = "") -> str:
         """A new secret, kept before it is returned. Of one node's the last two stay valid, as the newest may not have
         reached it. Raises OSError."""
-        secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
+        secret = new_secret()
         self._kept = [one for one in self._kept if one.expires_at + _KEPT_S > now]
         if node:
             own = [one for one in self._kept if one.node == node]
@@ -98,6 +128,8 @@ class Tokens:
     def check(self, secret: str, name: str, now: float) -> None:
         """Raises TokenRefusedError for a secret that does not let a machine of this name join now."""
         digest = _digest(secret)
+        if self._always is not None and secrets.compare_digest(self._always, digest):
+            return
         for one in self._kept:
             if secrets.compare_digest(one.sha256, digest):
                 break
@@ -116,7 +148,7 @@ class Tokens:
         self._write()
 
     def revoke_all(self) -> int:
-        """Let no known secret be used again; how many there were. Raises OSError."""
+        """Let no secret of the file be used again; how many there were. Raises OSError."""
         count, self._kept = len(self._kept), []
         self._write()
         return count
