@@ -512,6 +512,9 @@ def test_white_space_of_json_is_taken(compiler: Compiler, pattern: str) -> None:
         ("\r\nroot ::=\r\n [0-9]+ [/.*]", ["12/", "1."], ["12"]),
         ("root ::= a\na ::= b a | b\nb ::= [xy]", ["xyx"], [""]),
         ('root ::= "a"** "b"+', ["b", "aab"], ["a"]),
+        ('root ::= [a-z]* "end"', ["end", "enterend"], ["enter"]),
+        ('root ::= x "a"\nx ::= ("a" | "ab") ("c" | "bcd") | "a"*', ["a", "aaa", "aca", "abcda"], ["", "abcd"]),
+        ('root ::= "a\nb" [^a\r\n]', ["a\nbc"], ["a\nb\n", "a"]),
         ('root ::= "a"{2}+*' + "*?+" * 20 + ' x{2} x??\nx ::= "x"', ["xx", "aaaaxxx"], ["axx", "aax"]),
         ('root ::= "a"{0} "b" "c"{0,0} ("d" "e"){0,1}', ["b", "bde"], ["a", "ab", "bc"]),
         ("root ::= " + "(" * 100 + "[a-b]" + ")?" * 20 + ")" * 80 + ' "c"', ["c", "ac", "bc"], ["a"]),
@@ -523,6 +526,14 @@ def test_a_grammar_in_gbnf_has_the_sentences_that_llama_cpp_reads(
     grammar = compiler.compile(Grammar(text=text, syntax="gbnf", at="g"))
     assert [says(compiler, grammar, each) for each in sentences] == [True] * len(sentences)
     assert [says(compiler, grammar, each) for each in others] == [False] * len(others)
+
+
+def test_a_terminal_that_takes_all_that_follows_stops_no_search(compiler: Compiler) -> None:
+    text = 'start: (A "a" | "b") end  // which "a" has no text behind A\nA: "a"+\nend: %lark {start: B "b"\nB: "b"+\n'
+    grammar = compiler.compile(Grammar(text=text + '%llguidance {"no_forcing": false}}', syntax="lark", at="g"))
+    assert not says(compiler, grammar, "aaaaaa")
+    recursive = 'root ::= "(" root ")" | x "a"\nx ::= "a"+'
+    assert not says(compiler, compiler.compile(Grammar(text=recursive, syntax="gbnf", at="g")), "((aaaaaa")
 
 
 pieces = st.sampled_from([*"ab-[]()?*+{}12,^$|:<>=!Pdpxu&~.éwi#\\", r"\d", r"\b", "[:alpha:]", "(?:", r"\n", r"\\"])

@@ -1,7 +1,8 @@
 """Grammars in GBNF, llama.cpp's notation, as grammars in Lark.
 
-A rule that refers to no rule but such ones is a terminal, which the mask engine reads as one word. Pure functions of
-text, bounded in depth.
+A rule that refers to no rule but such ones is a terminal, which the mask engine reads as one word, as far as it goes.
+So a grammar without recursion is one terminal, and every way to read a text is followed. Pure functions of text, bounded
+in depth.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Final, NamedTuple, NoReturn
 
-from inferd.structured import endless, regex
+from inferd.structured import endless, lark, regex
 from inferd.structured.faults import Fault
 from inferd.structured.sentences import TEXT, Sentences
 from inferd.structured.sentences import Part as Sentence
@@ -63,24 +64,23 @@ def to_lark(text: str) -> str:
         raise Fault(text, 0, "there is no rule 'root'", "define it: its sentences are the answers")
     parser.check_ends(rules)
     _find_terminals(rules)
-    names = {
-        name: "start" if name == "root" else f"{'T' if rule.is_terminal else 'r'}{number}"
-        for number, (name, rule) in enumerate(rules.items())
-    }
-    return "\n".join(
+    names = {name: f"{'T' if rule.is_terminal else 'r'}{number}" for number, (name, rule) in enumerate(rules.items())}
+    if not rules["root"].is_terminal:
+        names["root"] = "start"
+    written = [
         f"{names[name]}: {''.join(part if isinstance(part, str) else names[part.name] for part in rule.body)}"
         for name, rule in rules.items()
-    )
+    ]
+    return "\n".join([*written, f"start: {names['root']}" if rules["root"].is_terminal else lark.UNFORCED])
 
 
 def _find_terminals(rules: dict[str, _Rule]) -> None:
     """A rule is a terminal as it would have a sentence if all of its references stood in one sequence."""
     references = Sentences()
-    parts = {name: references.alternatives() for name in rules if name != "root"}
-    nothing = references.alternatives()
+    parts = {name: references.alternatives() for name in rules}
     for name, part in parts.items():
         named = [each.name for each in rules[name].body if isinstance(each, _Reference)]
-        references.add(part, references.sequence([parts.get(each, nothing) for each in named]))
+        references.add(part, references.sequence([parts[each] for each in named]))
     others = references.endless()
     for name, part in parts.items():
         rules[name].is_terminal = part not in others
@@ -250,7 +250,7 @@ class _Parser:
         self._at += 1
         characters: list[str] = []
         while (character := self._peek()) != '"':
-            if character in ("", *_LINE_ENDS):
+            if not character:
                 self._fail("the text is not closed", "add '\"' behind it; '\\n' is a line feed", offset)
             characters.append(self._character())
         self._at += 1
@@ -263,10 +263,10 @@ class _Parser:
         self._at += is_negated
         members: list[str] = []
         while (character := self._peek()) != "]":
-            if character in ("", *_LINE_ENDS):
+            if not character:
                 self._fail("the characters are not closed", "add ']' behind them; '\\]' is the character", offset)
             begun, first = self._at, self._character()
-            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", "", *_LINE_ENDS):
+            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._at += 1
                 last = self._character()
                 if first > last:

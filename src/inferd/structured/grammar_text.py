@@ -75,7 +75,7 @@ def parts_of(constraint: Constraint) -> list[Part]:
         case Grammar(text=text, syntax="lark", at=at):
             with _faults_of(at):
                 lark.check(text)
-            return [_lark_part("answer", lark_reader.without_endless(text))]
+            return [_lark_part("answer", f"{lark_reader.without_endless(text)}\n{lark.UNFORCED}\n")]
         case Grammar(text=text, at=at):
             with _faults_of(at):
                 return [_lark_part("answer", lark_reader.without_endless(gbnf.to_lark(text)))]

@@ -11,6 +11,11 @@ from typing import Final
 from inferd.structured import endless, lark_reader, regex
 from inferd.structured.faults import Fault, offset_of
 
+UNFORCED: Final = '%llguidance {"no_forcing": true}'
+"""A line for the end of a grammar with several terminals, in which the mask engine does not look for all the text that
+must follow. It reads a terminal as far as it goes, so that behind the ``A`` of ``A "a"`` with ``A: "a"+`` the search would
+never end."""
+
 _SCHEMA: Final = "%json"
 _PLACE: Final = re.compile(r"(?:at )?(\d{1,9})\((\d{1,9})\): (.*)", re.DOTALL)
 _REGEX: Final = re.compile(r"/((?:\\.|[^/\\\n])+)/")
