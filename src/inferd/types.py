@@ -586,6 +586,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str = ""  # instruction set of the compiled kernels; none: only torch computes it; empty: unknown
     is_decoupled: bool = False  # one request may have several answers
     adapters: dict[str, AdapterState] = {}  # by name, as they were when the model was loaded
+    layout: str = ""  # "2 ranks (tensor 2 x pipeline 1)"; empty: one process
     rank_pids: tuple[int, ...] = ()  # processes of its other ranks on the worker's machine
     keeps_rows: bool = False  # what it computes for a request has the same bits beside any other requests
 

@@ -628,7 +628,7 @@ class Site:
         references = await asyncio.to_thread(read_references, config)
         golden = await asyncio.to_thread(read_golden_sets, config)
         rows: Rows = {} if self._adapters is None else self._adapters.rows
-        bound = with_adapters(_bound(config), rows)
+        bound = with_adapters(await asyncio.to_thread(_bound, config), rows)
         # Events of a model may come before it is ready, so the observer knows it first.
         before = self.config
         known = _replicas(with_adapters(before, rows))
@@ -727,13 +727,19 @@ def _listening(tls: Tls | None, protocol: str) -> ssl.SSLContext | None:
 
 
 def _bound(config: Config) -> Config:
-    """The configuration with every model bound to its part of the memory budgets, if there are any. Raises ConfigError
-    when the models do not fit."""
-    if config.server.memory_bytes is None and config.server.devices.memory_bytes is None:
+    """The configuration with every model bound to its part of the memory budgets, if there are any, and in its layout.
+    Raises ConfigError when the models do not fit."""
+    budgets = (config.server.memory_bytes, config.server.devices.memory_bytes)
+    if budgets == (None, None) and config.nodes.listen is None:
         return config
-    from inferd.planning.memory import bind  # most servers have no budget
+    from inferd.planning.memory import bind  # most servers have no budget, and no nodes
+    from inferd.planning.spreading import spread
 
-    return bind(config)
+    found = spread(config)
+    for name, reasons in found.reasons.items():
+        text = found.config.models[name].parallel.text
+        _log.info("%s is divided among %s, as fewer do not hold it: %s", name, text, " ".join(reasons))
+    return bind(found.config)
 
 
 def _control_socket(config: Config, port: int) -> ControlSocket | None:

@@ -72,6 +72,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     remotes: tuple[RemoteReport, ...] = ()
     unchecked: tuple[str, ...] = ()  # a sentence for each thing that could not be checked
     answer_formats: dict[str, str] = {}  # model -> its notation of tool calls and reasoning, as far as it has one
+    divided: dict[str, tuple[str, ...]] = {}  # model -> why it is on several machines, though no layout is set
 
 
 @click.command("check")
@@ -160,6 +161,7 @@ def _in_flags(report: CheckReport, *, is_alone: bool) -> CheckReport:
 
 def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckReport:
     from inferd.planning.memory import plan_config  # a long import, which the list of commands does not need
+    from inferd.planning.spreading import spread
 
     warnings = stray_variables(os.environ)
     try:
@@ -168,10 +170,11 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
         return CheckReport(ok=False, file=file, problems=_lines(error), warnings=tuple(warnings))
     warnings += rollout_warnings(config.models)
     problems = _verification(config, warnings)
-    plan = None
+    plan, divided = None, dict[str, tuple[str, ...]]()
     try:
         refuse_empty(config)
-        plan = plan_config(config)
+        found = spread(config)
+        plan, divided = plan_config(found.config), dict(found.reasons)
         problems += plan.problems
     except InferdError as error:
         problems += _lines(error)
@@ -207,6 +210,7 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
         remotes=remotes,
         unchecked=tuple(unchecked),
         answer_formats=formats,
+        divided=divided,
     )
 
 
@@ -441,7 +445,7 @@ def show(report: CheckReport) -> None:
     out = console()
     plan = report.plan
     if plan is not None and plan.models:
-        _show_plan(plan.models)
+        _show_plan(plan.models, report.divided)
         _show_contracts([model for model in plan.models if model.kind == "predict"])
         demanded = (
             "" if plan.all_bytes == plan.startup_bytes else f", {bytes_text(plan.all_bytes)} with those on demand"
@@ -471,7 +475,7 @@ def show(report: CheckReport) -> None:
         fail(f"{len(report.problems)} problems in {report.file}:\n  - " + "\n  - ".join(report.problems))
 
 
-def _show_plan(models: Sequence[MemoryEstimate]) -> None:
+def _show_plan(models: Sequence[MemoryEstimate], divided: Mapping[str, Sequence[str]]) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -502,7 +506,8 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
         if model.layout:
             out.print(f"{model.name} is divided among {model.layout}; the figures are of all ranks.", markup=False)
         if model.parallel.machines > 1:
-            out.print(spread_line(model), markup=False)
+            for line in spread_lines(model, divided.get(model.name, ())):
+                out.print(line, markup=False)
         if model.placed is not None:
             for line in placed_lines(model.name, model.placed):
                 out.print(line, markup=False)
@@ -512,8 +517,9 @@ def _show_plan(models: Sequence[MemoryEstimate]) -> None:
             out.print(f"{model.name}: {model.rope_factors}.", markup=False)
 
 
-def spread_line(model: MemoryEstimate) -> str:
-    """Where the ranks of a model on several machines will be, and what each machine must have."""
+def spread_lines(model: MemoryEstimate, reasons: Sequence[str]) -> list[str]:
+    """Where the ranks of a model on several machines will be, what each machine must have, and why they are not on
+    fewer where that was chosen."""
     parallel = model.parallel
     own = "rank 0" if parallel.per_machine == 1 else f"ranks 0 to {parallel.per_machine - 1}"
     others = (
@@ -527,7 +533,11 @@ def spread_line(model: MemoryEstimate) -> str:
         else f"{parallel.machines - 1} nodes that join, {parallel.per_machine} on each"
     )
     each = bytes_text(model.here_bytes)
-    return f"{model.name} has {own} on this machine and {others} on {nodes}; each machine needs about {each}."
+    chosen = "; parallel is not set, so the fewest machines like this one were chosen" if reasons else ""
+    return [
+        f"{model.name} has {own} on this machine and {others} on {nodes}; each machine needs about {each}{chosen}.",
+        *(f"  {sentence}" for sentence in reasons),
+    ]
 
 
 def placed_lines(name: str, placed: Placed) -> list[str]:

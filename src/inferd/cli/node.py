@@ -19,6 +19,7 @@ from inferd.cli.ranges import FloatRange
 from inferd.cli.running.control import find_server, which_server
 from inferd.config.units import NotAllowedError, bytes_text, size
 from inferd.errors import ConfigError, InvalidRequest
+from inferd.machine.gpus import num_gpus
 
 if TYPE_CHECKING:
     from inferd.nodes.dialling import NodeOptions
@@ -221,7 +222,7 @@ def run_node(
             name=called,
             num_cores=min(cores or len(usable), len(usable)),
             memory_bytes=available_bytes() if memory is None else memory,
-            num_gpus=_num_gpus(),
+            num_gpus=num_gpus(),
             labels=parse_labels(labels),
             drain_s=drain_s,
         )
@@ -248,9 +249,3 @@ def run_node(
         return await agent.run()
 
     return asyncio.run(be())
-
-
-def _num_gpus() -> int:
-    """GPUs that NVIDIA's driver shows."""
-    folder = Path("/proc/driver/nvidia/gpus")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0

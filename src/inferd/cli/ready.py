@@ -125,7 +125,7 @@ def engine_line(name: str, info: ModelInfo, config: ModelConfig) -> str:
     weights = "" if info.quantization in ("", "none") else f"{info.quantization} weights"
     cache = "" if config.kv_cache.dtype == "auto" else f"{config.kv_cache.dtype} KV cache"
     threads = threads_text(info.num_threads, info.cores)
-    parts = [info.architecture, info.dtype, weights, cache, kernels, threads, config.parallel.text, _copies(config)]
+    parts = [info.architecture, info.dtype, weights, cache, kernels, threads, info.layout, _copies(config)]
     return f"{click.style(name, bold=True)}  {', '.join(filter(None, map(shown, parts)))}"
 
 

@@ -191,7 +191,21 @@ def machines_setting(count: int, model: ModelConfig, config: Config) -> str:
     it cannot be divided so, whatever is set."""
     if model.device.startswith("cuda"):
         return ""
-    beside = (
+    return ", ".join(
+        (f"set parallel to {{pipeline: {count}, machines: {count}}}", *_against_machines(model, config))
+    )
+
+
+def may_choose_machines(model: ModelConfig, config: Config) -> bool:
+    """Whether the server may divide a model among machines by itself: no layout is set, and nothing that excludes
+    several machines. With ``placement.labels`` its replicas run whole, on nodes with these labels."""
+    is_free = model.parallel.count == 1 and not model.placement.labels and not model.is_remote
+    return is_free and not model.device.startswith("cuda") and not _against_machines(model, config)
+
+
+def _against_machines(model: ModelConfig, config: Config) -> list[str]:
+    """What is set, or not set, so that the ranks of a model cannot be on several machines: the remedies."""
+    remedies = (
         (model.roles is not None, "leave roles out"),
         (model.placement.nodes != "any", "leave placement.nodes out"),
         (model.scaling is not None, "set replicas in place of scaling"),
@@ -199,8 +213,7 @@ def machines_setting(count: int, model: ModelConfig, config: Config) -> str:
         (config.server.devices.memory_bytes is not None, "leave server.devices.memory_bytes out"),
         (config.nodes.listen is None, "set nodes.listen to HOST:PORT, and start inferd node on the others"),
     )
-    words = [text for is_so, text in beside if is_so]
-    return ", ".join((f"set parallel to {{pipeline: {count}, machines: {count}}}", *words))
+    return [text for is_so, text in remedies if is_so]
 
 
 def _payloads(config: Config) -> Iterator[Problem]:

@@ -378,6 +378,7 @@ def _info(
         cores=usable_cores(),
         kernels=compiled.level() if device.type == "cpu" else "",
         adapters=adapters.states,
+        layout=config.parallel.text,
         rank_pids=() if ranks is None else ranks.pids,
         keeps_rows=runner.keeps_rows,
     )

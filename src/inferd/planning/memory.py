@@ -40,7 +40,7 @@ from inferd.engine.model.share import Share, check_layout
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.machine.memory import available_bytes
 from inferd.native.kv_sizes import kv_bytes_per_token
-from inferd.planning.placing import Devices, Placed, StageNeed, devices_of, find_spot
+from inferd.planning.placing import Devices, Placed, Spot, StageNeed, devices_of, find_spot, fitting_spot, machines_of
 from inferd.planning.predictive import plan_predictive
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.source import blaming, find, is_remote
@@ -129,7 +129,8 @@ def plan_model(
     artifact = _artifact(config)
     if artifact is None:
         return None
-    free = config.parallel.machines * (available_bytes() if free_bytes is None else free_bytes)
+    free_bytes = available_bytes() if free_bytes is None else free_bytes
+    free = config.parallel.machines * free_bytes
     if artifact.kind == "predict":
         return _predictive(name, artifact, config, free)
     sizes = _Sizes.read(Path(artifact.path), config)
@@ -150,7 +151,10 @@ def plan_model(
             f"{bytes_text(free)} may be used. Give it more memory, or take a smaller model.",
             param="memory_bytes",
         )
-    arena = sizes.arena(config, beside if spot is None else min(beside, sizes.cache_bytes(config, spot.most_blocks)))
+    machines = sizes.by_machine(config) if config.parallel.machines > 1 else []
+    bounds = [max(0, free_bytes - fixed) // block for fixed, block in machines]
+    bounds += [] if spot is None else [spot.most_blocks]
+    arena = sizes.arena(config, min([beside, *(sizes.cache_bytes(config, blocks) for blocks in bounds)]))
     typical = min(TYPICAL_TOKENS, arena.max_model_len)
 
     def concurrency(length: int) -> int:
@@ -187,7 +191,31 @@ def plan_model(
             "may be used. Lower kv_cache.memory_bytes or max_model_len, take a smaller model, or give it more memory.",
             param="memory_bytes",
         )
+    fullest = max((fixed + arena.num_blocks * block for fixed, block in machines), default=0)
+    if fullest > free_bytes:
+        raise ModelLoadError(
+            f"A replica of {name} takes {bytes_text(fullest)} on the fullest of its {config.parallel.machines} "
+            f"machines, but {bytes_text(free_bytes)} may be used on each. Lower kv_cache.memory_bytes or "
+            "max_model_len, take more machines or a smaller model, or give it more memory.",
+            param="memory_bytes",
+        )
     return estimate
+
+
+def over_machines(config: ModelConfig, each_bytes: int) -> Spot | None:
+    """The fewest machines with so much memory each that hold a replica, each with a stage of its layers; None: it is
+    not divided among machines, or ``MOST_MACHINES`` do not hold it. Raises ModelLoadError."""
+    artifact = _artifact(config)
+    if artifact is None or artifact.kind == "predict":
+        return None
+    sizes = _Sizes.read(Path(artifact.path), config)
+    return fitting_spot(
+        sizes.dims,
+        None,
+        1,
+        machines_of(MOST_MACHINES, each_bytes),
+        lambda parallel: sizes.needs(config, parallel),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +313,17 @@ class _Sizes:
             )
         return tuple(found)
 
+    def by_machine(self, config: ModelConfig) -> list[tuple[int, int]]:
+        """What each machine of a replica needs without a KV cache, and for a block of it. Bytes."""
+        parallel = config.parallel
+        of_stages = self.needs(config, parallel)
+        ranks = [need for need in of_stages for _ in range(parallel.tensor)]
+        each = parallel.per_machine
+        return [
+            (sum(need.weights_bytes + need.process_bytes for need in own), sum(need.block_bytes for need in own))
+            for own in (ranks[first : first + each] for first in range(0, parallel.count, each))
+        ]
+
 
 def _asked(config: ModelConfig) -> ParallelConfig | None:
     """The layout that the configuration asks for; None: the one that fits. Replicas with roles are not divided."""
@@ -295,6 +334,12 @@ def _roles_text(config: ModelConfig) -> str:
     if config.roles is None:
         return ""
     return f"{config.roles.prefill} for prompts and {config.roles.decode} for answers"
+
+
+def in_turn(config: Config) -> list[tuple[str, ModelConfig]]:
+    """The local models in the order in which they get memory: those that are loaded at the start first."""
+    local = [(name, model) for name, model in config.models.items() if model.num_local]
+    return sorted(local, key=lambda item: item[1].is_on_demand)
 
 
 def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
@@ -309,9 +354,7 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
     startup = 0
     devices = devices_of(config.server.devices)
     in_order = {name: at for at, name in enumerate(config.models)}
-    for name, model in sorted(config.models.items(), key=lambda item: item[1].is_on_demand):
-        if model.num_local == 0:
-            continue
+    for name, model in in_turn(config):
         # A model that is loaded on demand may use the memory of other such models, which are unloaded for it.
         room = budget - startup
         try:
@@ -320,7 +363,7 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
             remedies = ""
             if _loads_alone(name, model):  # what is wrong is the memory that it may use
                 shared = _shared(model.num_local, budget, startup) if devices is None else ""
-                remedies = shared + _wider(name, model, config, max(room, 0) // model.num_local)
+                remedies = shared + _wider(model, config, max(room, 0) // model.num_local)
             problems.append(f"models.{name}: {error.message}{remedies}")
             continue
         if estimate is None:
@@ -353,21 +396,19 @@ def _shared(count: int, budget: int, others: int) -> str:
     return f" There are {bytes_text(budget)} in all{less}{share}."
 
 
-def _wider(name: str, model: ModelConfig, config: Config, free_bytes: int) -> str:
+def _wider(model: ModelConfig, config: Config, free_bytes: int) -> str:
     """A sentence on how machines with so much each would serve a model that this one does not hold; empty: they would
     not, or more devices are asked for than there are."""
     devices = config.server.devices
     if devices.memory_bytes is not None and model.parallel.count > devices.count:
         return ""
-    for count in range(2, MOST_MACHINES + 1):
-        stages = ParallelConfig(pipeline=count, machines=count)
-        try:
-            found = plan_model(name, msgspec.structs.replace(model, parallel=stages, roles=None), free_bytes=free_bytes)
-        except ModelLoadError:  # too few of them, or its layers do not divide so
-            continue
-        setting = "" if found is None else machines_setting(count, model, config)
-        return f" {count} machines with so much hold it, each with a stage of its layers: {setting}." if setting else ""
-    return ""
+    artifact = _artifact(model)
+    if artifact is not None and artifact.kind == "predict":
+        return " Only models that generate text are divided among machines." if config.nodes.listen else ""
+    spot = over_machines(msgspec.structs.replace(model, roles=None), free_bytes)
+    count = 1 if spot is None else spot.parallel.machines
+    setting = machines_setting(count, model, config) if count > 1 else ""
+    return f" {count} machines with so much hold it, each with a stage of its layers: {setting}." if setting else ""
 
 
 def budget_of(config: Config) -> int | None:
@@ -441,6 +482,11 @@ def _answered_outputs(outputs: Iterable[TensorSpec], sequence: SequenceConfig) -
 
 def _predictive(name: str, artifact: Artifact, config: ModelConfig, free: int) -> MemoryEstimate:
     """The memory of one replica of a predictive model."""
+    if config.parallel.count > 1:
+        raise ModelLoadError(
+            f"{name} has parallel, but only models that generate text are divided among ranks. Leave parallel out.",
+            param="parallel",
+        )
     if config.roles is not None:
         raise ModelLoadError(
             f"{name} has roles, but only models that generate text have prompts to hand over. Leave roles out.",

@@ -1,6 +1,6 @@
 """On which devices of a server the ranks of a replica are: the layout, the reasons, and what does not fit.
 
-A device is a budget of memory (``server.devices``). Each rank is on one of them:
+A device is a budget of memory (``server.devices``), or a machine of several. Each rank is on one of them:
 
     weights    its part of the checkpoint (``engine.model.share``)
     KV cache   blocks x tokens of a block x bytes per token of its layers and its key heads
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -36,6 +36,7 @@ class Devices:
 
     rooms: tuple[int, ...]  # bytes that each of them still has
     linked: int  # how many fast links join
+    noun: Literal["device", "machine"] = "device"
 
     def without(self, placed: Placed) -> Devices:
         """What the ranks of a model leave."""
@@ -43,6 +44,11 @@ class Devices:
         for rank in placed.ranks:
             rooms[rank.device] -= rank.total_bytes
         return replace(self, rooms=tuple(rooms))
+
+
+def machines_of(count: int, room_bytes: int) -> Devices:
+    """Machines with so much memory each. A network is between them, so no layer is divided."""
+    return Devices((room_bytes,) * count, linked=1, noun="machine")
 
 
 def devices_of(settings: ServerDevicesConfig) -> Devices | None:
@@ -136,10 +142,21 @@ def find_spot(
     ``asked``: the configured layout; None: the smallest that fits. ``copies``: replicas. Raises
     ModelLoadError, with the remedy, where none fits.
     """
+    spot = fitting_spot(dims, asked, copies, devices, needs)
+    if spot is None:
+        raise ModelLoadError(_refusal(name, dims, asked, copies, devices, needs), param="parallel")
+    return spot
+
+
+def fitting_spot(
+    dims: DecoderConfig, asked: ParallelConfig | None, copies: int, devices: Devices, needs: Needs
+) -> Spot | None:
+    """``find_spot`` without a refusal; None: no layout fits."""
     found: dict[Layout, tuple[StageNeed, ...]] = {}
     linked = devices.linked if asked is None else len(devices.rooms)
     for layout in _possible(dims, asked, len(devices.rooms), devices.linked):
-        parallel = ParallelConfig(tensor=layout.tensor, pipeline=layout.pipeline)
+        machines = layout.devices if devices.noun == "machine" else 1
+        parallel = ParallelConfig(tensor=layout.tensor, pipeline=layout.pipeline, machines=machines)
         found[layout] = of_stages = needs(parallel)
         sizes = [need.total_bytes for need in of_stages]
         places = _places(sizes, layout, copies, devices.rooms, linked)
@@ -149,9 +166,9 @@ def find_spot(
                 for rank, device in enumerate(taken):
                     spare[device] -= sizes[rank // layout.tensor]
             most = _most_blocks(of_stages, layout, places, spare)
-            reasons = () if asked is not None else tuple(_not_fewer(dims, layout, linked, devices.rooms, copies, found))
+            reasons = () if asked is not None else tuple(_not_fewer(dims, layout, linked, devices, copies, found))
             return Spot(parallel, of_stages, tuple(places), most, reasons)
-    raise ModelLoadError(_refusal(name, dims, asked, copies, devices, needs), param="parallel")
+    return None
 
 
 def _possible(dims: DecoderConfig, asked: ParallelConfig | None, count: int, linked: int) -> Iterator[Layout]:
@@ -193,12 +210,12 @@ def _not_fewer(
     dims: DecoderConfig,
     taken: Layout,
     linked: int,
-    rooms: Sequence[int],
+    devices: Devices,
     copies: int,
     found: dict[Layout, tuple[StageNeed, ...]],
 ) -> list[str]:
     """Why fewer devices do not hold a replica, and why its layers are not divided among more of them."""
-    room, reasons = max(rooms), []
+    room, noun, reasons = max(devices.rooms), devices.noun, []
     for count in range(1, taken.devices):
         fullest = {
             layout: max(need.total_bytes for need in needs)
@@ -206,12 +223,13 @@ def _not_fewer(
             if layout.devices == count
         }
         if not fullest:
-            reasons.append(f"{_devices(count)}: {_no_layout(dims, count)}.")
+            reasons.append(f"{_devices(count, noun)}: {_no_layout(dims, count)}.")
             continue
         best = min(fullest, key=lambda layout: fullest[layout])
         of = "" if count == 1 else f", with {_text(best)} the fullest"
-        enough = "" if fullest[best] > room else f", which {len(rooms)} devices do not have {copies} times"
-        reasons.append(f"{_devices(count)}{of}: {bytes_text(fullest[best])} of {bytes_text(room)}{enough}.")
+        many = len(devices.rooms)
+        enough = "" if fullest[best] > room else f", which {many} {noun}s do not have {copies} times"
+        reasons.append(f"{_devices(count, noun)}{of}: {bytes_text(fullest[best])} of {bytes_text(room)}{enough}.")
     for tensor in range(min(taken.devices, linked), taken.tensor, -1):
         if taken.devices % tensor == 0:
             obstacle = indivisible(dims, tensor, taken.devices // tensor)
@@ -303,8 +321,8 @@ def _more_devices(
     return None
 
 
-def _devices(count: int) -> str:
-    return "1 device" if count == 1 else f"{count} devices"
+def _devices(count: int, noun: str = "device") -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _text(layout: Layout) -> str:
