@@ -108,6 +108,7 @@ class Ready(NamedTuple):
     models: Mapping[str, ModelInfo] = {}  # those that are ready: what they say of themselves
     failed: Mapping[str, str] = {}  # those that could not be loaded, and why
     away: Mapping[str, str] = {}  # those whose remote servers do not answer, and their errors; they are tried again
+    waiting: Mapping[str, str] = {}  # those whose replicas wait for a machine, and what is missing
 
 
 class Listener(Protocol):
@@ -826,8 +827,11 @@ async def _run(
                 away = {
                     status.name: _silence(site.router, status) for status in site.router.models() if _is_away(status)
                 }
+                waiting = _waiting(site.router)
                 needs_key = site.control.door.needs_keys
-                on_ready(ready._replace(needs_key=needs_key, models=infos, failed=failed, away=away))
+                on_ready(
+                    ready._replace(needs_key=needs_key, models=infos, failed=failed, away=away, waiting=waiting)
+                )
             await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not leaving.done():
             for task in serving:
@@ -843,6 +847,13 @@ async def _run(
 
 def _is_away(status: ModelStatus) -> bool:
     return not status.has_local and status.replicas_ready == 0
+
+
+def _waiting(router: Router) -> dict[str, str]:
+    """What is missing for the local models of which no replica is ready, as far as they have not failed."""
+    failed = router.load_failures()
+    slow = [one for one in router.models() if one.has_local and not one.replicas_ready and one.name not in failed]
+    return {status.name: why for status in slow if (why := _silence(router, status))}
 
 
 def _silence(router: Router, status: ModelStatus) -> str:

@@ -31,12 +31,13 @@ def show_ready(
     grpc_address: str | None = None,
     failed: Mapping[str, str] | None = None,
     away: Mapping[str, str] | None = None,
+    waiting: Mapping[str, str] | None = None,
 ) -> None:
     """The address, each predictive model's contract and batching, and examples to paste. ``infos``: models that are
     ready. ``failed``: models that could not be loaded, with the reasons. ``away``: models whose remote servers do not
-    answer."""
-    failed, away = failed or {}, away or {}
-    names = [name for name in config.models if name not in failed and name not in away]
+    answer. ``waiting``: models that wait for a machine, with what is missing."""
+    failed, away, waiting = failed or {}, away or {}, waiting or {}
+    names = [name for name in config.models if name not in {**failed, **away, **waiting}]
     grpc = f", gRPC at {grpc_address}" if grpc_address is not None else ""
     # Without rich: its import would delay a server of remote models.
     head = click.style("inferd is ready at", fg="green", bold=True)
@@ -60,6 +61,9 @@ def show_ready(
         url = ", ".join(upstream.url for upstream in config.models[one].upstreams)
         said = f"{one} is unreachable at {url}: {shown(why.rstrip('.'))}. It is asked again until it answers."
         click.secho(f"{said}\n", fg="yellow")
+    joining = f" inferd node token{where} prints what to run on a node." if config.nodes.listen is not None else ""
+    for one, why in waiting.items():
+        click.secho(f"{one} is not ready yet: {shown(why.rstrip('.'))}.{joining}\n", fg="yellow")
     if needs_key:
         click.echo("Clients need an API key: inferd keys create makes one; below it is read from INFERD_API_KEY.\n")
     known = next((name for name in names if name in infos or config.models[name].upstreams), None)

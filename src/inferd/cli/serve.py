@@ -268,6 +268,7 @@ def run(
                 grpc_address=found.grpc_address,
                 failed={name: edited(name, why) for name, why in found.failed.items()},
                 away=found.away,
+                waiting={name: edited(name, why) for name, why in found.waiting.items()},
             )
 
         log = board if is_live() else None
