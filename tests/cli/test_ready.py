@@ -17,7 +17,7 @@ from tests.predict.row_models import cumulative_sum
 from inferd.cli.check import examine, show
 from inferd.cli.predict.outputs import table_of, text_of
 from inferd.cli.ready import contract_lines, curl_line, engine_line, python_lines, show_ready, spec_text, threads_text
-from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig, ServerConfig, StateConfig
+from inferd.config import BatchingConfig, Config, KVCacheConfig, ModelConfig, NodesConfig, ServerConfig, StateConfig
 from inferd.errors import ModelLoadError
 from inferd.predict.load import create_backend
 from inferd.registry.source import silent
@@ -68,10 +68,14 @@ def test_the_effective_configuration_is_shown(capsys: pytest.CaptureFixture[str]
 
 def test_what_computes_a_model_that_generates_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     told = msgspec.structs.replace(
-        info(), kind="generate", architecture="LlamaForCausalLM", kernels="avx2", cores=(0, 1, 2, 5), num_threads=4
+        info(), kind="generate", architecture="LlamaForCausalLM", kernels="avx2", cores=(0, 1, 2, 5), num_threads=4,
+        layout="2 ranks (tensor 1 x pipeline 2) on 2 machines"
+    )  # fmt: skip
+    model = ModelConfig(source="m")  # in which no layout is set
+    line = (
+        "m  LlamaForCausalLM, float32, avx2 kernels, 4 threads on cores 0-2,5, "
+        "2 ranks (tensor 1 x pipeline 2) on 2 machines"
     )
-    model = ModelConfig(source="m")
-    line = "m  LlamaForCausalLM, float32, avx2 kernels, 4 threads on cores 0-2,5"
     assert click.unstyle(engine_line("m", told, model)) == line
     show_ready(ADDRESS, Config(models={"m": model}), {"m": told})
     assert line in click.unstyle(capsys.readouterr().out)
@@ -156,6 +160,15 @@ def test_a_model_whose_server_is_away_is_told_and_not_offered(capsys: pytest.Cap
     assert f"inferd is ready at {ADDRESS}  (m)" in said
     assert "far is unreachable at http://far/v1: No connection. It is asked again until it answers." in said
     assert '"model": "m"' in said
+
+
+def test_a_model_that_waits_for_a_node_is_told_and_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    config = Config(models={"m": ModelConfig(source="m")}, nodes=NodesConfig(listen="127.0.0.1:0"))
+    show_ready(ADDRESS, config, {}, waiting={"m": "its ranks need 1 node; it starts when they are there"})
+    said = click.unstyle(capsys.readouterr().out)
+    assert f"inferd listens at {ADDRESS}  (no model is ready)" in said
+    assert "m is not ready yet: its ranks need 1 node; it starts when they are there. inferd node token prints" in said
+    assert "inferd predict" not in said
 
 
 @pytest.mark.parametrize(

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 from bench.namespaces import can_make_hosts, host
+from tests.app.test_replaced_files import inferd
 from tests.engine.test_engine import make_request
 from tests.engine.test_engine import run as run_engine
 from tests.nodes.joined import Cluster, Node, cluster
+from tests.predict.live import serving
 from tests.tiers import THOROUGH
-from tests.worker.watching import children, is_running, next_output, outputs_of, text_of, until
+from tests.worker.watching import children, is_running, next_output, outputs_of, text_of, until, until_now
 
 from inferd import clock
 from inferd.config import KVCacheConfig, ModelConfig, NodesConfig, ParallelConfig, SchedulerConfig
 from inferd.engine.load import create_backend
 from inferd.events import ReplicaChanged, Retried
+from inferd.planning.memory import plan_model
 from inferd.registry.source import resolve
 from inferd.router.replicas.replica import LocalReplica
 from inferd.router.stream import open_stream
@@ -124,6 +131,40 @@ def test_a_replica_on_two_machines_answers_as_one_process_and_outlives_a_node(tm
 
     expected = answer_of_one_process(tokens)
     asyncio.run(scenario())
+
+
+@pytest.mark.soak
+def test_a_model_that_this_machine_does_not_hold_is_served_over_a_node_without_a_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = 50
+    monkeypatch.setenv("INFERD_STATE__DATA_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("INFERD_NODES__LISTEN", "127.0.0.1:0")
+    model = {"source": "demo", "device": "cpu", "threads": 1, "dtype": "float32", "kv_cache": {"memory_bytes": 10**8}}
+    body = {"model": "m", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+
+    def replica() -> dict[str, object]:
+        ((found,),) = (each["replicas"] for each in json.loads(inferd("status", "--json")[1])["models"])
+        return dict(found)
+
+    one = plan_model("m", msgspec.convert(model, ModelConfig), free_bytes=1 << 40)
+    assert one is not None
+    expected = answer_of_one_process(tokens)
+    with serving(tmp_path, {"m": model}, memory_bytes=one.total_bytes - 1) as server:
+        assert "m is divided among 2 ranks (tensor 1 x pipeline 2) on 2 machines" in (tmp_path / "log").read_text()
+        assert "its ranks need 1 node beside this machine, and none joined" in str(replica()["detail"])
+        variable, *command = inferd("node", "token")[1].splitlines()[-1].split()
+        environment = {**os.environ, "INFERD_NODE_TOKEN": variable.partition("=")[2]}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        words = [sys.executable, "-m", "inferd", *command[1:], "--name", "one", "--memory", "1GiB"]
+        with subprocess.Popen([*words, "--cache", str(tmp_path / "cache")], env=environment) as node:
+            try:
+                until_now(lambda: replica()["state"] == "ready", "its ranks are on both machines", 60)
+                assert replica()["rank_nodes"] == ["one"]
+                answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+                assert answer.json()["choices"][0]["text"] == expected
+            finally:
+                node.kill()
 
 
 FAULTS = [("kill", 0), ("kill", 1), ("stop", 0), ("stop", 1)]

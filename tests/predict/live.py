@@ -26,7 +26,7 @@ class Address(NamedTuple):
 def serving(
     folder: Path, models: Mapping[str, Mapping[str, Any]], *, inferd: Sequence[str] = ("-m", "inferd"), **server: object
 ) -> Iterator[Address]:
-    """``inferd serve`` with these models and settings, once each model is ready or has failed. ``folder`` is for its
+    """``inferd serve`` with these models and settings, once each model is ready, has failed or waits for a node. ``folder`` is for its
     configuration, state and log. ``inferd``: the arguments of Python that run it."""
     file, log = folder / "inferd.yaml", folder / "log"
     file.write_text(yaml.safe_dump({"server": {"port": 0, "reload": False, **server}, "models": {**models}}))
@@ -43,7 +43,7 @@ def serving(
             assert process.stdout is not None
             found = None
             for line in process.stdout:
-                found = re.search(r"inferd is ready at (https?://[^\s,]+)(?:, gRPC at (\S+))?", line)
+                found = re.search(r"inferd (?:is ready|listens) at (https?://[^\s,]+)(?:, gRPC at (\S+))?", line)
                 if found is not None:
                     break
             assert found is not None, log.read_text()[-3000:]

@@ -475,7 +475,7 @@ def show(report: CheckReport) -> None:
         fail(f"{len(report.problems)} problems in {report.file}:\n  - " + "\n  - ".join(report.problems))
 
 
-def _show_plan(models: Sequence[MemoryEstimate], divided: Mapping[str, Sequence[str]]) -> None:
+def _show_plan(models: Sequence[MemoryEstimate], divided: Mapping[str, Sequence[str]] = {}) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -183,20 +183,20 @@ def plan_model(
         typical_len=typical,
         typical_concurrency=concurrency(typical),
     )
-    if estimate.total_bytes > free:
-        raise ModelLoadError(
-            f"A replica of {name} takes {bytes_text(estimate.total_bytes)} (weights {bytes_text(weights_bytes)}, "
-            f"KV cache {bytes_text(estimate.kv_bytes)}, the process {bytes_text(estimate.headroom_bytes)}), but "
-            f"{bytes_text(free)} "
-            "may be used. Lower kv_cache.memory_bytes or max_model_len, take a smaller model, or give it more memory.",
-            param="memory_bytes",
-        )
     fullest = max((fixed + arena.num_blocks * block for fixed, block in machines), default=0)
     if fullest > free_bytes:
         raise ModelLoadError(
             f"A replica of {name} takes {bytes_text(fullest)} on the fullest of its {config.parallel.machines} "
             f"machines, but {bytes_text(free_bytes)} may be used on each. Lower kv_cache.memory_bytes or "
             "max_model_len, take more machines or a smaller model, or give it more memory.",
+            param="memory_bytes",
+        )
+    if estimate.total_bytes > free:
+        raise ModelLoadError(
+            f"A replica of {name} takes {bytes_text(estimate.total_bytes)} (weights {bytes_text(weights_bytes)}, "
+            f"KV cache {bytes_text(estimate.kv_bytes)}, the process {bytes_text(estimate.headroom_bytes)}), but "
+            f"{bytes_text(free)} "
+            "may be used. Lower kv_cache.memory_bytes or max_model_len, take a smaller model, or give it more memory.",
             param="memory_bytes",
         )
     return estimate

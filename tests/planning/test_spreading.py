@@ -1,0 +1,170 @@
+"""Which models the server divides among machines by itself, among how many, and which it leaves as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.predict.row_models import cumulative_sum
+
+from inferd.cli.check import examine, show
+from inferd.config import (
+    Config,
+    KVCacheConfig,
+    ModelConfig,
+    NodesConfig,
+    ParallelConfig,
+    PlacementConfig,
+    RolesConfig,
+    ScalingConfig,
+    ServerConfig,
+    ServerDevicesConfig,
+    VerifyConfig,
+)
+from inferd.errors import ModelLoadError
+from inferd.machine import gpus
+from inferd.planning.memory import bind, plan_config, plan_model
+from inferd.planning.spreading import spread
+
+CACHE = KVCacheConfig(memory_bytes=10**9)
+LARGE = ModelConfig(source="demo", device="cpu", kv_cache=CACHE)
+SMALL = msgspec.structs.replace(LARGE, kv_cache=KVCacheConfig(memory_bytes=10**8))
+
+
+def taken(model: ModelConfig) -> int:
+    """The memory of a replica in one process."""
+    found = plan_model("m", model, free_bytes=1 << 40)
+    assert found is not None
+    return found.total_bytes
+
+
+def with_nodes(server: ServerConfig = ServerConfig(), **models: ModelConfig) -> Config:
+    return Config(models=models, server=server, nodes=NodesConfig(listen="127.0.0.1:0"))
+
+
+def machines(config: Config, whole_bytes: int) -> dict[str, int]:
+    models = spread(config, whole_bytes).config.models
+    assert all(model.parallel.pipeline == model.parallel.machines for model in models.values())
+    return {name: model.parallel.machines for name, model in models.items()}
+
+
+def test_a_model_that_fits_stays_whole_and_a_byte_more_is_divided_in_two() -> None:
+    whole = taken(LARGE)
+    assert machines(with_nodes(m=LARGE), whole) == {"m": 1}
+    found = spread(with_nodes(m=LARGE), whole - 1)
+    assert found.config.models["m"].parallel == ParallelConfig(pipeline=2, machines=2)
+    (reason,) = found.reasons["m"]
+    assert reason.startswith("1 machine: 1.18 GiB of ")
+
+
+@pytest.mark.parametrize("permille", [500, 650, 900])
+def test_the_fewest_machines_hold_their_parts_and_one_fewer_does_not(permille: int) -> None:
+    each = taken(LARGE) * permille // 1000
+    found = spread(with_nodes(m=LARGE), each)
+    count = found.config.models["m"].parallel.machines
+    fewer = [reason.partition(":")[0].partition(",")[0] for reason in found.reasons["m"]]
+    assert fewer == ["1 machine", *(f"{number} machines" for number in range(2, count))]
+    assert plan_config(found.config, free_bytes=each).fits
+    stages = ParallelConfig(pipeline=count - 1, machines=count - 1)
+    with pytest.raises(ModelLoadError, match=r"on the fullest of its \d machines, but" if count > 2 else "the process"):
+        plan_model("m", msgspec.structs.replace(LARGE, parallel=stages), free_bytes=each)
+
+
+def test_a_cache_without_a_size_leaves_each_machine_room_for_its_part() -> None:
+    model = ModelConfig(source="demo", parallel=ParallelConfig(pipeline=2, machines=2))
+    each = taken(SMALL) * 10 // 8
+    found = plan_model("m", model, free_bytes=each)
+    assert found is not None
+    sized = msgspec.structs.replace(model, kv_cache=KVCacheConfig(num_blocks=found.num_blocks))
+    assert plan_model("m", sized, free_bytes=each) is not None, "the cache that was planned fits when it is set"
+
+
+@pytest.mark.parametrize(
+    ("settings", "config"),
+    [
+        ({"placement": PlacementConfig(nodes="local")}, {}),
+        ({"placement": PlacementConfig(nodes="only")}, {}),
+        ({"placement": PlacementConfig(labels={"zone": "a"})}, {}),
+        ({"verify": VerifyConfig(digest="sha256:0")}, {}),
+        ({"scaling": ScalingConfig(max=1)}, {}),
+        ({"roles": RolesConfig()}, {}),
+        ({"parallel": ParallelConfig(pipeline=2)}, {}),
+        ({"device": "cuda"}, {}),
+        ({}, {"nodes": NodesConfig()}),
+        ({}, {"server": ServerConfig(devices=ServerDevicesConfig(count=2, memory_bytes=10**9))}),
+    ],
+    ids=lambda value: ",".join(map(str, value)),
+)
+def test_what_excludes_several_machines_keeps_its_layout(
+    settings: dict[str, object], config: dict[str, object]
+) -> None:
+    model = msgspec.structs.replace(LARGE, **settings)
+    given = msgspec.structs.replace(with_nodes(m=model), **config)
+    assert spread(given, 10**9).config.models == given.models
+
+
+def test_a_model_that_may_be_computed_on_a_gpu_keeps_its_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = msgspec.structs.replace(LARGE, device="auto")
+    assert machines(with_nodes(m=model), 10**9) == {"m": 2}
+    (tmp_path / "0000:01:00.0").mkdir()
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path)
+    assert machines(with_nodes(m=model), 10**9) == {"m": 2}, "the CPU build of torch takes no GPU"
+    monkeypatch.setattr(gpus, "cuda_build_bytes", lambda: 1)
+    assert machines(with_nodes(m=model), 10**9) == {"m": 1}
+
+
+def test_models_get_what_those_before_them_leave() -> None:
+    whole = taken(LARGE) + taken(SMALL) - 1
+    later = msgspec.structs.replace(SMALL, load="on_demand")
+    assert machines(with_nodes(large=LARGE, small=SMALL), whole) == {"large": 1, "small": 2}
+    assert machines(with_nodes(small=SMALL, large=LARGE), whole) == {"small": 1, "large": 2}
+    assert machines(with_nodes(later=later, large=LARGE), whole) == {"later": 2, "large": 1}
+    two = msgspec.structs.replace(LARGE, replicas=2)
+    assert machines(with_nodes(two=two), 2 * taken(LARGE)) == {"two": 1}
+    assert machines(with_nodes(two=two), 2 * taken(LARGE) - 1) == {"two": 2}
+
+
+def test_a_budget_of_the_server_counts_and_is_shared_with_the_nodes() -> None:
+    config = with_nodes(ServerConfig(memory_bytes=10**9), m=LARGE)
+    assert machines(with_nodes(ServerConfig(memory_bytes=2 * 10**9), m=LARGE), 1 << 40) == {"m": 1}
+    found = spread(config, 1 << 40).config
+    model = bind(found).models["m"]
+    assert model.parallel.machines == 2
+    assert 10**9 < (model.memory_bytes or 0) <= 2 * 10**9, "of both machines together"
+
+
+def test_what_no_number_of_machines_holds_is_refused_as_it_was() -> None:
+    given = with_nodes(m=LARGE)
+    found = spread(given, 10**8)
+    assert (found.config.models, found.reasons) == (given.models, {})
+    assert "machines" not in plan_config(found.config, free_bytes=10**8).problems[0]
+
+
+def test_a_model_that_predicts_is_refused_with_the_reason(tmp_path: Path) -> None:
+    model = ModelConfig(source=str(cumulative_sum(tmp_path / "m.onnx")))
+    given = with_nodes(m=model)
+    found = spread(given, 10**6)
+    assert found.config.models == given.models
+    (problem,) = plan_config(found.config, free_bytes=10**6).problems
+    assert problem.endswith(" Only models that generate text are divided among machines.")
+    divided = msgspec.structs.replace(model, parallel=ParallelConfig(pipeline=2, machines=2))
+    (problem,) = plan_config(with_nodes(m=divided)).problems
+    assert "has parallel, but only models that generate text are divided among ranks" in problem
+
+
+def test_check_tells_the_layout_that_was_chosen_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "inferd.yaml"
+    path.write_text(
+        "server: {memory_bytes: 1000000000}\nnodes: {listen: '127.0.0.1:0'}\n"
+        "models: {m: {source: demo, device: cpu, kv_cache: {memory_bytes: 1000000000}}}\n"
+    )
+    report = examine(str(path), probe=False)
+    assert report.problems == ()
+    assert report.divided == {"m": ("1 machine: 1.18 GiB of 954 MiB.",)}
+    show(report)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "m has rank 0 on this machine and rank 1 on a node that joins; each machine needs about" in said
+    assert "parallel is not set, so the fewest machines like this one were chosen. 1 machine: 1.18 GiB of" in said
