@@ -829,9 +829,7 @@ async def _run(
                 }
                 waiting = _waiting(site.router)
                 needs_key = site.control.door.needs_keys
-                on_ready(
-                    ready._replace(needs_key=needs_key, models=infos, failed=failed, away=away, waiting=waiting)
-                )
+                on_ready(ready._replace(needs_key=needs_key, models=infos, failed=failed, away=away, waiting=waiting))
             await asyncio.wait((*serving, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not leaving.done():
             for task in serving:

@@ -191,9 +191,7 @@ def machines_setting(count: int, model: ModelConfig, config: Config) -> str:
     it cannot be divided so, whatever is set."""
     if model.device.startswith("cuda"):
         return ""
-    return ", ".join(
-        (f"set parallel to {{pipeline: {count}, machines: {count}}}", *_against_machines(model, config))
-    )
+    return ", ".join((f"set parallel to {{pipeline: {count}, machines: {count}}}", *_against_machines(model, config)))
 
 
 def may_choose_machines(model: ModelConfig, config: Config) -> bool:

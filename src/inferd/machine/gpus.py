@@ -16,6 +16,6 @@ def num_gpus() -> int:
 
 
 def may_compute_on_gpu(device: str) -> bool:
-    """Whether a model with this setting ``device`` may be computed on a GPU here: auto takes one where there is one, and
+    """Whether a model with this setting ``device`` may be computed on a GPU here: auto takes one where there is one and
     a build of torch for it."""
     return device.startswith("cuda") or (device == "auto" and num_gpus() > 0 and cuda_build_bytes() > 0)

@@ -1,6 +1,6 @@
 """Models that this machine does not hold are divided among it and nodes, though no layout is set.
 
-The layout follows from the configuration and from the memory that this machine has, so that every start chooses the same
+The layout follows from the configuration and from the memory that this machine has, so every start chooses the same
 one: what other programs leave free, and which nodes joined, do not count. Each machine is taken to have as much as this
 one. Reads the headers of checkpoints.
 """
