@@ -18,13 +18,14 @@ from inferd.config import (
     PlacementConfig,
     RolesConfig,
     ScalingConfig,
+    SchedulerConfig,
     ServerConfig,
     ServerDevicesConfig,
     VerifyConfig,
 )
 from inferd.errors import ModelLoadError
 from inferd.machine import gpus
-from inferd.planning.memory import bind, plan_config, plan_model
+from inferd.planning.memory import bind, over_machines, plan_config, plan_model
 from inferd.planning.spreading import spread
 
 CACHE = KVCacheConfig(memory_bytes=10**9)
@@ -71,13 +72,16 @@ def test_the_fewest_machines_hold_their_parts_and_one_fewer_does_not(permille: i
         plan_model("m", msgspec.structs.replace(LARGE, parallel=stages), free_bytes=each)
 
 
-def test_a_cache_without_a_size_leaves_each_machine_room_for_its_part() -> None:
-    model = ModelConfig(source="demo", parallel=ParallelConfig(pipeline=2, machines=2))
-    each = taken(SMALL) * 10 // 8
-    found = plan_model("m", model, free_bytes=each)
-    assert found is not None
-    sized = msgspec.structs.replace(model, kv_cache=KVCacheConfig(num_blocks=found.num_blocks))
-    assert plan_model("m", sized, free_bytes=each) is not None, "the cache that was planned fits when it is set"
+def test_a_cache_without_a_size_leaves_the_fullest_machine_room_for_its_part() -> None:
+    # Most memory goes to logits, which the first stage alone has: a quarter of what all machines have left is too much.
+    scheduler = SchedulerConfig(max_num_seqs=4096)
+    model = ModelConfig(source="demo", device="cpu", max_model_len=512, scheduler=scheduler)
+    spot = over_machines(model, 1 << 40)
+    assert spot is not None
+    each = spot.needs[0].total_bytes - 1
+    found = spread(with_nodes(m=model), each)
+    assert found.config.models["m"].parallel.machines == 2
+    assert plan_config(found.config, free_bytes=each).problems == ()
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ class Address(NamedTuple):
 def serving(
     folder: Path, models: Mapping[str, Mapping[str, Any]], *, inferd: Sequence[str] = ("-m", "inferd"), **server: object
 ) -> Iterator[Address]:
-    """``inferd serve`` with these models and settings, once each model is ready, has failed or waits for a node. ``folder`` is for its
-    configuration, state and log. ``inferd``: the arguments of Python that run it."""
+    """``inferd serve`` with these models and settings, once each model is ready, has failed or waits for a node.
+    ``folder`` is for its configuration, state and log. ``inferd``: the arguments of Python that run it."""
     file, log = folder / "inferd.yaml", folder / "log"
     file.write_text(yaml.safe_dump({"server": {"port": 0, "reload": False, **server}, "models": {**models}}))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "INFERD_STATE__DATA_DIR": str(folder / "state")}
