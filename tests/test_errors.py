@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from inferd import errors
-from inferd.errors import InferdError, InternalError, from_failure, printable
+from inferd.errors import InferdError, InternalError, from_failure, printable, type_remedy
 from inferd.types import Failure
 
 
@@ -60,3 +61,13 @@ def test_a_text_is_shown_without_control_characters_and_cut(text: str, shown: st
 def test_a_text_is_cut_where_its_place_says() -> None:
     assert printable("abc", 2) == "ab..."
     assert printable("abc", 3) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "remedy"),
+    [(int, None, "Correct it."), (int | None, "x", "Correct it or leave the field out."), (str, 5, "Correct it.")],
+)
+def test_only_a_field_that_may_be_null_is_said_to_be_left_out(hint: object, value: object, remedy: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.convert(value, hint)
+    assert type_remedy(str(refused.value)) == remedy

@@ -31,6 +31,12 @@ def is_bad_utf8(error: Exception) -> bool:
     return isinstance(error, UnicodeDecodeError) or str(error).startswith("Invalid UTF-8")
 
 
+def type_remedy(said: str) -> str:
+    """What to do about msgspec's "Expected `int | null`, got `str`": only a field that may be null may be left out."""
+    expected = said.partition(", got ")[0]
+    return "Correct it or leave the field out." if "null" in expected else "Correct it."
+
+
 def printable(text: str, limit: int = 64) -> str:
     """``text`` without control characters and no longer than ``limit`` characters."""
     cut = text[:limit]

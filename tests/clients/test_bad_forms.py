@@ -210,7 +210,7 @@ BAD_SCHEMAS: list[tuple[Any, str]] = [
     ({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}, "at /properties/a/$ref: "),
     ({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}, "at /properties/a: "),
     ({"type": "object", "properties": {"a": {"enum": list(range(6_000))}}}, "at /properties/a/enum: "),
-    (nested(90), "nested over 100 levels"),
+    (nested(90), "the JSON is nested over 100 levels"),
     ({"type": "object", "properties": {"a": {"allOf": [{"anyOf": [{"required": [f"{n}{m}"]} for n in range(9)]} for m in range(9)]}}},
      "too many to enforce"),
     ({"type": "object", "properties": {"a": {"type": "text"}}}, "at /properties/a/type: "),

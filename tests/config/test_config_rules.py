@@ -29,7 +29,7 @@ REMOTE = {"source": "openai:https://host/v1"}
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        (model(source=" "), "models.m.source: it is empty"),
+        (model(source=" "), "models.m.source: the source is empty"),
         (model(source="openai:host/v1"), "models.m.source: 'host/v1' is not the base URL"),
         (model(source="openai:ftp://host"), "models.m.source: 'ftp://host' is not the base URL"),
         (model(source="openai:http://host:99999/v1"), "a port from 1 to 65535"),

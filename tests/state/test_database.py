@@ -170,7 +170,7 @@ def test_a_locked_database_is_waited_for_within_bounds(tmp_path: Path, monkeypat
 
 def test_a_statement_that_fails_is_not_told_as_a_lock(tmp_path: Path) -> None:
     database = open_database(None, tmp_path)
-    failure = pytest.raises(StateUnavailable, match="The database failed: no such table: absent")
+    failure = pytest.raises(StateUnavailable, match=r"The database failed: no such table: absent\. Check ")
     with failure, database.reading() as transaction:
         transaction.rows("SELECT 1 FROM absent")
     database.close()

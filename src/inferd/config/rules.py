@@ -322,7 +322,7 @@ def _unwritable(folder: Path) -> str | None:
 def _model(name: str, model: ModelConfig, env: Mapping[str, str]) -> Iterator[Problem]:
     here: Place = ("models", name)
     if not model.source.strip():
-        yield Problem((*here, "source"), "it is empty; give a folder, a hub id or 'demo'.")
+        yield Problem((*here, "source"), "the source is empty; give a folder, a hub id or 'demo'.")
     elif model.is_remote:
         sentence = _url_problem(model.source.partition(":")[2])
         if sentence:

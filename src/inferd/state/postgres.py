@@ -157,7 +157,9 @@ def _dialect(sql: str) -> bytes:
 def _unavailable(error: psycopg.Error) -> InferdError:
     if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
         return StateUnavailable("The database is busy; try again.", retry_after_s=1.0)
-    return StateUnavailable(f"The database failed: {_said(error)}.", retry_after_s=1.0)
+    return StateUnavailable(
+        f"The database failed: {_said(error)}. Check its server, then try again.", retry_after_s=1.0
+    )
 
 
 def _said(error: psycopg.Error) -> str:

@@ -202,7 +202,9 @@ def _unavailable(error: sqlite3.Error) -> StateUnavailable:
             f"Another process has held the database's lock for more than {LOCK_WAIT_S:g} s; try again.",
             retry_after_s=1.0,
         )
-    return StateUnavailable(f"The database failed: {error}.")
+    return StateUnavailable(
+        f"The database failed: {error}. Check the disk and the permissions of its file, then try again."
+    )
 
 
 def _cannot_open(path: Path, error: sqlite3.Error) -> InferdError:

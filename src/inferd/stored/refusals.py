@@ -35,7 +35,8 @@ def unknown_previous(name: str) -> StoredNotFound:
 
 def unknown_conversation(name: str) -> StoredNotFound:
     return StoredNotFound(
-        f"There is no conversation {shown(name)}; it was deleted or is too old.",
+        f"There is no conversation {shown(name)}; it was deleted or is too old. Create another with POST "
+        "/v1/conversations, or send the whole conversation as input.",
         param="conversation",
         code="conversation_not_found",
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from rich.console import Console
 from tests.gateway.fakes import FakeDoor, FakeRouter, Running, post, running
 
 from inferd.cli.main import main
@@ -133,6 +134,18 @@ def test_the_command_shows_a_sentence_a_waterfall_and_tables(
     assert "No such request" in capsys.readouterr().err
     assert main(["why", "--recent", "--json", *where]) == 0
     assert json.loads(capsys.readouterr().out)["data"][0]["id"] == "mine"
+
+
+def test_a_narrow_terminal_shows_ids_and_sentences_whole(
+    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(server, "a", **{"x-request-id": "abbd072ef93c653f0ab875ea"})
+    sentence = ask(server, "").json()["data"][0]["sentence"]
+    monkeypatch.setattr("inferd.cli.running.why.console", lambda: Console(width=80, soft_wrap=True))
+    assert main(["why", "--url", server.url, "--key", "operator"]) == 0
+    found = capsys.readouterr().out
+    assert "abbd072ef93c653f0ab875ea" in found
+    assert sentence in found
 
 
 def test_the_command_says_what_is_wrong(server: Running, capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,7 +214,7 @@ def test_the_feed_tells_what_changed_once_and_with_its_level(watched: Watched) -
         1.0,
         changed("loading"),
         changed("loading", rss_bytes=5),
-        changed("ready", load_s={"weights": 1.5, "warmup": 0.5}),
+        changed("ready", load_s={"weights": 0.03, "warmup": 0.013}),
         changed("died", reason="signal 9 in /secret/path"),
         BreakerChanged(model="chat", replica=1, state="open"),
         ModelUnloaded(model="digits", reason="idle"),
@@ -223,7 +223,7 @@ def test_the_feed_tells_what_changed_once_and_with_its_level(watched: Watched) -
     )
     assert watched.lines() == [
         ("info", "chat/0 is loading"),
-        ("info", "chat/0 is ready, loaded in 2.0 s"),
+        ("info", "chat/0 is ready, loaded in 43 ms"),
         ("error", "chat/0 died"),
         ("warning", "chat/1 gets no requests, because it failed several times in a row"),
         ("info", "digits was unloaded because it was idle"),

@@ -39,11 +39,12 @@ def command(server: Server, once: bool, as_json: bool) -> None:
       inferd top --once --json | jq '.models[].requests_s'
       inferd top --url https://gpu.example.com:8000 --key sk-inf-...
 
-    Keys: q quits, s sorts by the next column, r turns the order round, ? explains.
+    Keys: q quits, s sorts by the next column, r turns the order round, ? explains. Without a terminal it shows one
+    second, as --once does.
     """
     figures = Figures()
     read_once(server, figures)  # a server that does not answer now is an error, and no screen
-    if once:
+    if once or not (as_json or sys.stdout.isatty()):
         _print_once(server, figures, as_json)
         return
     follower = Follower(server, figures)

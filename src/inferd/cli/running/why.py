@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _BAR: Final = 40
 """Columns of a waterfall."""
 
+_WIDE: Final = 120
+"""Columns of a terminal from which on the sentences of requests fit beside their numbers."""
+
 
 @click.command("why")
 @click.argument("request_id", required=False)
@@ -74,7 +77,8 @@ def command(
     if as_json:
         _print_json(found)
     elif found.data:
-        console().print(table(found))
+        out = console()
+        out.print(table(found) if out.width >= _WIDE else lines(found))
     else:
         note("No such request is known; the server keeps those since its start (server.request_records).")
 
@@ -153,6 +157,18 @@ def table(found: RecordList) -> RenderableType:
         usual = "" if line.usual_s is None else _seconds(line.usual_s)
         cells = (line.id, _at(line.arrived_at), line.model, line.tenant, _seconds(line.total_s), usual)
         made.add_row(*map(Text, (*cells, line.cause or "", line.sentence)))
+    return made
+
+
+def lines(found: RecordList) -> RenderableType:
+    """The requests of a list, each with its sentence below: for a narrow terminal, where no id may be cut."""
+    from rich.text import Text
+
+    made = Text()
+    for line in found.data:
+        parts = (line.id, _at(line.arrived_at), line.model, line.tenant, line.cause)
+        made.append("  ".join(filter(None, parts)), style="bold").append(f"\n  {line.sentence}\n")
+    made.rstrip()
     return made
 
 

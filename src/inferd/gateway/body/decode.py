@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from inferd.errors import InvalidRequest
+from inferd.errors import InvalidRequest, type_remedy
 from inferd.gateway.body.decode_cost import CHEAP_BYTES, MAX_DECODE_COST, check_decode_cost
 from inferd.gateway.body.document import check_document, no_json
 from inferd.gateway.body.faults import path_of_fault
@@ -100,9 +100,7 @@ def _explain(text: str, body: bytes, wire: Any) -> InvalidRequest:
     value = _value_at(path, body)
     got = f" ({shown(value[0])})" if value else ""
     return invalid(
-        printable(param, 200),
-        f"Invalid value for {param!r}{got}: {what}. Correct it or leave the field out.",
-        "invalid_type",
+        printable(param, 200), f"Invalid value for {param!r}{got}: {what}. {type_remedy(what)}", "invalid_type"
     )
 
 

@@ -213,8 +213,8 @@ class Tools:
             raise invalid(f"{at}.name", f"{at}.name is missing; name a tool: {known}.", "missing_required_parameter")
         raise invalid(
             f"{at}.name",
-            f"{at}.name is {shown(name)}, but of the request's tools of type {shown(choice.type)} not exactly one "
-            f"has this name; {known}.",
+            f"{at}.name is {shown(name)}, which must be the name of one tool of type {shown(choice.type)}; {known}. "
+            f"{'Name one of them, with its namespace where it has one' if self.by_name else 'Send it in tools'}.",
         )
 
     def _check_any(self, at: str, what: str) -> None:

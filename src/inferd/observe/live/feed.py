@@ -22,6 +22,7 @@ from inferd.events import (
     StateChanged,
     state_words,
 )
+from inferd.observe.why.words import seconds_text
 
 MAX_LINES: Final = 256
 BURST_S: Final = 10.0
@@ -95,7 +96,7 @@ class Feed:
         self._states[key] = event.state
         text = f"{event.model}/{event.replica} {state_words(event.state)}"
         if event.state == "ready" and event.load_s:
-            text += f", loaded in {sum(event.load_s.values()):.1f} s"
+            text += f", loaded in {seconds_text(sum(event.load_s.values()))}"
         level: Level = "error" if event.state in _FAULTS else "info"
         self._add(Line(wall, level, text, event.model, event.replica, event.reason))
 

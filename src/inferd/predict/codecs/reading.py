@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from inferd.errors import InvalidRequest, is_bad_utf8
+from inferd.errors import InvalidRequest, is_bad_utf8, type_remedy
 from inferd.predict.bounds import check_values
 from inferd.predict.codecs.duplicates import DuplicateKey, refuse_duplicates
 from inferd.predict.contract import Contract
@@ -97,7 +97,7 @@ def _explain(text: str, body: bytes) -> InvalidRequest:
     if not param:
         return InvalidRequest(f"The body must be a JSON object: {what}.", code="invalid_type")
     return InvalidRequest(
-        f"Invalid value for {param!r}{_value_at(param, body)}: {what}. Correct it or leave the field out.",
+        f"Invalid value for {param!r}{_value_at(param, body)}: {what}. {type_remedy(what)}",
         param=param[:200],
         code="invalid_type",
     )

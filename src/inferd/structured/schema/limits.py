@@ -22,7 +22,7 @@ def check(schema: Any, at: str) -> None:
         if values > MOST_VALUES:
             refuse(at, path[:1], f"the schema has more than {MOST_VALUES} values", "send a smaller schema")
         if len(path) > DEEPEST:
-            refuse(at, path[:3], f"the schema is nested over {DEEPEST} levels", "name parts of it in $defs")
+            refuse(at, path[:3], f"the JSON is nested over {DEEPEST} levels", "name parts of it in $defs")
         if isinstance(value, str):
             characters += len(value)
         elif isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
