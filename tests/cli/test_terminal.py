@@ -23,3 +23,40 @@ def test_a_phase_of_one_step_is_told_without_an_amount(monkeypatch: pytest.Monke
     with terminal.loading("Starting m") as tell:
         tell("weights", 3 * 2**20, 12 * 2**20)
     assert "3.0/12.0 MiB" in click.unstyle(written.getvalue())
+
+
+HEADS = ("id", "name", "used", "note")
+ROWS = (("k-1", "nightly reports", "2 req", ""), ("k-2", "b", "12 req", "[red] is no colour"))
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (
+            50,
+            "id   name               used  note              \n"
+            "k-1  nightly reports   2 req                    \n"
+            "k-2  b                12 req  [red] is no colour\n",
+        ),
+        (
+            47,
+            "k-1\n  name nightly reports  used 2 req\nk-2\n  name b  used 12 req  note [red] is no colour\n",
+        ),
+        (
+            20,
+            "k-1\n  name nightly reports\n  used 2 req\nk-2\n  name b\n  used 12 req\n  note [red] is no colour\n",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit_are_paragraphs_with_nothing_cut(
+    width: int, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Console(width=width, soft_wrap=True, force_terminal=True, color_system=None)
+    monkeypatch.setattr(terminal, "console", lambda: out)
+    terminal.print_rows(HEADS, ROWS, ("used",))
+    assert capsys.readouterr().out == shown
+
+
+def test_rows_for_a_pipe_have_one_line_each_however_long(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_rows(("id", "text"), [("a", "x" * 500), ("b", "y")])
+    assert len(capsys.readouterr().out.splitlines()) == 3

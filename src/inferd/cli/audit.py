@@ -109,18 +109,14 @@ def show(limit: int, as_json: bool, file: Path | None) -> None:
 
 def _print_actions(found: list[AuditEntry], limit: int) -> None:
     """One row per action, the newest last: its last line has the outcome."""
-    from rich.table import Table
-    from rich.text import Text
-
     ended = {entry.of for entry in found if entry.of}
     actions = [entry for entry in found if entry.seq not in ended][:limit]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("entry", "at", "actor", "tenant", "action", "target", "outcome", "detail", "request"):
-        table.add_column(head, no_wrap=head in ("entry", "at"), overflow="fold")
+    rows = []
     for entry in reversed(actions):
         words = (entry.actor, entry.tenant, entry.action, entry.target, entry.outcome, entry.detail, entry.request_id)
-        table.add_row(*map(Text, (str(entry.seq), entry.at, *(neutral(word).replace("\n", " ") for word in words))))
-    terminal.console().print(table)
+        rows.append((str(entry.seq), entry.at, *(neutral(word).replace("\n", " ") for word in words)))
+    heads = ("entry", "at", "actor", "tenant", "action", "target", "outcome", "detail", "request")
+    terminal.print_rows(heads, rows)
 
 
 @command.command("verify")

@@ -208,7 +208,7 @@ def show(tenant: str | None, file: Path | None, as_json: bool) -> None:
                 f"{row.requests:,} req, {row.prompt_tokens + row.completion_tokens:,} tok" if row else "-",
             )
         )
-    _table(("id", "tenant", "name", "state", "scopes", "models", "limits", "priority", "used"), rows)
+    terminal.print_rows(("id", "tenant", "name", "state", "scopes", "models", "limits", "priority", "used"), rows)
 
 
 @command.command("revoke")
@@ -301,8 +301,9 @@ def usage(
         _print_json(rows)
         return
     columns = [column for column in COLUMNS if column in by]
-    _table(
-        (*columns, "requests", "prompt tokens", "answer tokens", "device s", "joules"),
+    numbers = ("requests", "prompt tokens", "answer tokens", "device s", "joules")
+    terminal.print_rows(
+        (*columns, *numbers),
         [
             (
                 *(getattr(row, column) or "-" for column in columns),
@@ -314,6 +315,7 @@ def usage(
             )
             for row in rows
         ],
+        numbers,
     )
 
 
@@ -368,20 +370,6 @@ def _limits(info: KeyInfo) -> str:
 
 def _time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        is_number = head in ("requests", "prompt tokens", "answer tokens")
-        is_whole = is_number or head in ("id", "key_id")
-        table.add_column(head, justify="right" if is_number else "left", no_wrap=is_whole, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    terminal.console().print(table)
 
 
 def _print_json(value: object) -> None:

@@ -55,22 +55,17 @@ def command() -> None:
 @_common
 def show_all(tenant: str | None, limit: int, file: Path | None) -> None:
     """List the newest records: calls, sizes and outcomes, no texts."""
-    from rich.table import Table
-    from rich.text import Text
-
     records = sorted(_store(file)[0].records(tenant), key=lambda one: str(one.get("at")))[-limit:]
     if not records:
         click.echo("Nothing is recorded.", err=True)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    heads = ("at", "tenant", "model", "route", "status", "request_id")
-    for head in (*heads, "request", "answer"):
-        table.add_column(head, no_wrap=head == "at", overflow="fold")
+    heads = ("request_id", "at", "tenant", "model", "route", "status")
+    rows = []
     for one in records:
         words = [neutral(str(one.get(head) if one.get(head) is not None else "-")) for head in heads]
         sizes = [f"{one.get(part, {}).get('bytes', 0):,} B" for part in ("request", "answer")]
-        table.add_row(*map(Text, (*words, *sizes)))
-    terminal.console().print(table)
+        rows.append((*words, *sizes))
+    terminal.print_rows((*heads, "request", "answer"), rows, ("request", "answer"))
 
 
 @command.command("show")

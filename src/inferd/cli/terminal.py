@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 ReportProgress = Callable[[str, int, int], None]
 
@@ -84,6 +85,46 @@ def console(*, stderr: bool = False) -> Console:
     made = Console(stderr=stderr, highlight=False, soft_wrap=True)
     if not made.is_terminal:
         made.width = 160  # tables for files and pipes are as wide as they need to be
+    return made
+
+
+def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = ()) -> None:
+    """Rows as a table where each fits on one line, or where the output is no terminal. On a narrower terminal each row
+    is a paragraph, so that nothing is cut and the first cell, such as an id, can be copied. ``numbers``: the heads of
+    columns that are aligned to the right."""
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    gap = 2
+    columns = zip(heads, *rows, strict=True)
+    needed = sum(max(map(cell_len, column)) for column in columns) + gap * (len(heads) - 1)
+    if out.is_terminal and needed > out.width:
+        out.print(Text("\n").join(_paragraph(heads, row, out.width) for row in rows))
+        return
+    out.width = max(out.width, needed)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="right" if head in numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    out.print(table)
+
+
+def _paragraph(heads: Sequence[str], row: Sequence[str], width: int) -> Text:
+    """A row as its first cell and, below it, each other cell that is not empty behind its head."""
+    from rich.text import Text
+
+    made = Text(row[0], style="bold")
+    filled = width
+    for head, cell in zip(heads[1:], row[1:], strict=True):
+        if not cell:
+            continue
+        pair = Text.assemble((head, "dim"), f" {cell}", style="not bold")
+        is_next = filled + len(gap := "  ") + pair.cell_len <= width
+        filled = (filled if is_next else 0) + len(gap) + pair.cell_len
+        made.append(gap if is_next else f"\n{gap}").append_text(pair)
     return made
 
 

@@ -141,7 +141,8 @@ def test_a_narrow_terminal_shows_ids_and_sentences_whole(
 ) -> None:
     complete(server, "a", **{"x-request-id": "abbd072ef93c653f0ab875ea"})
     sentence = ask(server, "").json()["data"][0]["sentence"]
-    monkeypatch.setattr("inferd.cli.running.why.console", lambda: Console(width=80, soft_wrap=True))
+    narrow = Console(width=80, soft_wrap=True, force_terminal=True, color_system=None)
+    monkeypatch.setattr("inferd.cli.terminal.console", lambda: narrow)
     assert main(["why", "--url", server.url, "--key", "operator"]) == 0
     found = capsys.readouterr().out
     assert "abbd072ef93c653f0ab875ea" in found

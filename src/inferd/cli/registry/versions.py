@@ -267,12 +267,4 @@ def _time(at: float) -> str:
 
 
 def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, no_wrap=head in ("version", "line"), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(neutral(text).replace("\n", " ")) for text in row))
-    terminal.console().print(table)
+    terminal.print_rows(heads, [[neutral(text).replace("\n", " ") for text in row] for row in rows])

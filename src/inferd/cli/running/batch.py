@@ -20,7 +20,7 @@ from inferd.cli.running.batch_runs import Record, Run, Where, written_whole
 from inferd.cli.running.batch_tables import check_table, in_order, is_table, requests_of, text_bodies, write_table
 from inferd.cli.running.batch_tensors import contract_of, infer_endpoint, infers, tensor_bodies
 from inferd.cli.running.control import WORK_S, Server, find_server, server_options, which_server
-from inferd.cli.terminal import ReportProgress, console, is_live, loading, note, warn
+from inferd.cli.terminal import ReportProgress, console, is_live, loading, note, print_rows, warn
 from inferd.errors import InferdError, InvalidRequest
 from inferd.gateway.control import ServerReport
 from inferd.gateway.openai.batches import BatchList, BatchObject
@@ -222,18 +222,18 @@ def wait(server: Server, batch_id: str, output: Path) -> int:
 @server_options
 def show_all(server: Server, limit: int) -> None:
     """List the newest jobs."""
-    from rich.table import Table
-
     found = server.get(f"/v1/batches?limit={limit}", BatchList).data
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("job", "status", "model", "answered", "failed", "of", "begun"):
-        table.add_column(name, justify="right" if name in ("answered", "failed", "of") else "left")
+    if not found:
+        click.echo("There are no jobs.")
+        return
+    rows = []
     for batch in found:
         counts = batch.request_counts
         begun = datetime.fromtimestamp(batch.created_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         numbers = map(str, (counts.completed, counts.failed, counts.total))
-        table.add_row(batch.id, batch.status, batch.model or "", *numbers, begun)
-    console().print(table if found else "There are no jobs.")
+        rows.append((batch.id, batch.status, batch.model or "", *numbers, begun))
+    numbered = ("answered", "failed", "of")
+    print_rows(("job", "status", "model", *numbered, "begun"), rows, numbered)
 
 
 @command.command("show")

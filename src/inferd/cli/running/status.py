@@ -362,7 +362,7 @@ def tenants_table(tenants: list[TenantReport]) -> Table:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("tenant")
+    table.add_column("tenant", overflow="fold", min_width=8)
     for heading in ("requests/min", "tokens/min", "in flight", "stored bytes"):
         table.add_column(heading, justify="right")
     for tenant in tenants:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from inferd.cli.running.control import Server, server_options
-from inferd.cli.terminal import console, note
+from inferd.cli.terminal import console, note, print_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 _BAR: Final = 40
 """Columns of a waterfall."""
-
-_WIDE: Final = 120
-"""Columns of a terminal from which on the sentences of requests fit beside their numbers."""
 
 
 @click.command("why")
@@ -77,8 +74,7 @@ def command(
     if as_json:
         _print_json(found)
     elif found.data:
-        out = console()
-        out.print(table(found) if out.width >= _WIDE else lines(found))
+        _print_list(found)
     else:
         note("No such request is known; the server keeps those since its start (server.request_records).")
 
@@ -141,35 +137,14 @@ def bar(begin_s: float, seconds: float, total_s: float, width: int = _BAR) -> st
     return " " * left + "█" * (right - left)
 
 
-def table(found: RecordList) -> RenderableType:
-    """The requests of a list, one per row."""
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("id", "arrived", "model", "tenant"):
-        made.add_column(name, no_wrap=True)
-    made.add_column("total", justify="right", no_wrap=True)
-    made.add_column("usual", justify="right", no_wrap=True)
-    made.add_column("cause", no_wrap=True)
-    made.add_column("sentence", ratio=1)
+def _print_list(found: RecordList) -> None:
+    rows = []
     for line in found.data:
         usual = "" if line.usual_s is None else _seconds(line.usual_s)
-        cells = (line.id, _at(line.arrived_at), line.model, line.tenant, _seconds(line.total_s), usual)
-        made.add_row(*map(Text, (*cells, line.cause or "", line.sentence)))
-    return made
-
-
-def lines(found: RecordList) -> RenderableType:
-    """The requests of a list, each with its sentence below: for a narrow terminal, where no id may be cut."""
-    from rich.text import Text
-
-    made = Text()
-    for line in found.data:
-        parts = (line.id, _at(line.arrived_at), line.model, line.tenant, line.cause)
-        made.append("  ".join(filter(None, parts)), style="bold").append(f"\n  {line.sentence}\n")
-    made.rstrip()
-    return made
+        times = (_at(line.arrived_at), line.model, line.tenant, _seconds(line.total_s), usual)
+        rows.append((line.id, *times, line.cause or "", line.sentence))
+    heads = ("id", "arrived", "model", "tenant", "total", "usual", "cause", "sentence")
+    print_rows(heads, rows, ("total", "usual"))
 
 
 def _seconds(seconds: float) -> str:
