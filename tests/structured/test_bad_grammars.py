@@ -111,6 +111,8 @@ PATTERNS = [
     ("(?P<n", 1, 1, "the name of the group is not well formed", "write '(?:'"),
     ("a^b", 1, 2, "asks for an end within the text", "the whole text is matched"),
     ("a$b", 1, 2, "asks for an end within the text", "the whole text is matched"),
+    ("(?:a|b$|c)d", 1, 7, "asks for an end within the text", "the whole text is matched"),
+    (r"(a|(x\Ab))", 1, 6, "asks for an end within the text", "the whole text is matched"),
     ("(" * 300 + ")" * 300, 1, 201, "more than 200 groups", "simpler pattern"),
 ]  # fmt: skip
 
@@ -124,6 +126,22 @@ def test_a_bad_pattern_is_told_with_its_place(
     assert error.message.startswith(f"guided_regex: at line {line}, column {column}, before ")
     assert problem in error.message
     assert remedy in error.message.partition(problem)[2]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts", "others"),
+    [
+        ("(?x) ^ a b # it's ([ $\n [c # d\n] | \\ \\#{2} $ # end $", ["abc", " ##"], ["ab", "abd", " #", "ab c"]),
+        ("(?x: a # )\n){2} b(?-x: c)|((?x) d ) e", ["aa b c", "d e"], ["aab c", "aa bc", "de"]),
+        ("[a-z--[aeiou]][+--]", ["b+"], ["a+", "b-"]),
+    ],
+)
+def test_a_pattern_matches_what_it_matches_in_rust(
+    compiler: Compiler, pattern: str, texts: list[str], others: list[str]
+) -> None:
+    grammar = compiler.compile(Regex(pattern=pattern, at="r"))
+    assert [says(compiler, grammar, each) for each in texts] == [True] * len(texts)
+    assert [says(compiler, grammar, each) for each in others] == [False] * len(others)
 
 
 def test_a_pattern_without_a_text_is_refused(compiler: Compiler) -> None:
@@ -140,6 +158,7 @@ def test_a_pattern_without_a_text_is_refused(compiler: Compiler) -> None:
         (r"a|[^\s\S]", None),
         (r"(?:[^\s\S]|)[^\s\S]*[^\s\S]?[^\s\S]{0,2}", None),
         (r"[^\p{L}\P{Lu}][^\x00-\x{10FFFE}]", None),
+        ("(?x)a # [^\\s\\S]", None),
     ],
 )
 def test_a_class_without_a_character_is_found_where_the_text_needs_it(pattern: str, at: int | None) -> None:
@@ -299,6 +318,7 @@ def test_a_grammar_whose_sentences_never_end_is_refused(
         ("lark", 'start: x // a | b\n | x | "y" // c\n  | "q" x | "z"\nx: "c" x', ["y", "z"], ["c", "q"]),
         ("lark", 'start: "a" x? [x] x{0,2} x~0..3 ("b" x | "c" | x)\nx: "d" x', ["ac"], ["ad", "ab"]),
         ("lark", 'start: "a" (x |) (| x) b\nx: x "e"\nb: "f" b | "g"', ["affg"], ["ae"]),
+        ("lark", "start: /a # [^\\s\\S]\n b/x", ["ab"], ["b"]),
         ("lark", 'start: "a" | b\nb[max_tokens=3]: B\nB: /b+/', ["a", "bb"], []),
     ],
 )

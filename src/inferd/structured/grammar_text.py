@@ -67,7 +67,7 @@ def parts_of(constraint: Constraint) -> list[Part]:
             return [json_part("answer", schema, at, whitespace)]
         case Regex(pattern=pattern, at=at):
             with _faults_of(at):
-                regex.check_has_text(pattern)
+                pattern = regex.without_notes(pattern)
             return [_lark_part("answer", f"start: {_lark_regex(_unanchored(pattern))}")]
         case Choices(texts=texts):
             # One word of the lexer: as rules of the parser, many texts would be as many items of a row.

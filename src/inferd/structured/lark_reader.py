@@ -341,7 +341,9 @@ class _Reader:
         return part
 
     def _pattern(self, token: _Token) -> Part:
-        written = token.text[1 : token.text.rindex("/")]
+        written, _, flags = token.text[1:].rpartition("/")
+        if "x" in flags:
+            return TEXT  # it may have comments
         try:
             at = regex.empty_class(written)
         except Fault:

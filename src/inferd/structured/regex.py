@@ -90,11 +90,15 @@ def is_empty(pattern: str) -> bool:
         return False
 
 
-def check_has_text(pattern: str) -> None:
-    """Raise ``Fault`` where no text matches the pattern, as far as that is known here."""
-    at = empty_class(pattern)
-    if at is not None:
-        raise Fault(pattern, at, *NO_CHARACTER)
+def without_notes(pattern: str) -> str:
+    """The same pattern without white space and comments that its flag ``x`` makes ones. Raises ``Fault`` as ``check``
+    does, and where no text matches the pattern, as far as that is known here."""
+    scan = Scan(pattern, in_ecma=False)
+    scan.run()
+    if scan.empty_class is not None:
+        raise Fault(pattern, scan.empty_class, *NO_CHARACTER)
+    ends = [0, *(end for note in scan.notes for end in note), len(pattern)]
+    return "".join(pattern[first:end] for first, end in zip(ends[::2], ends[1::2], strict=True))
 
 
 NO_CHARACTER: Final = (
@@ -154,29 +158,58 @@ def pieces(pattern: str) -> Iterator[re.Match[str]]:
 
 
 def inner_anchor(pattern: str) -> int | None:
-    """Where ``^`` or ``$`` asks for an end within the text; None: nowhere."""
-    is_begin = True  # no character stands before the place
+    """Where ``^`` or ``$`` asks for an end within the text; None: nowhere that is known here."""
+    levels = [_Place()]  # of the pattern and of each open group
     for found in pieces(pattern):
-        piece = found[0]
-        if piece == "^":
-            if not is_begin:
+        piece, level = found[0], levels[-1]
+        if piece[0] == "(":
+            levels.append(_Place(may_begin=level.is_begin))
+        elif piece == ")" and len(levels) > 1:
+            group, level = levels.pop(), levels[-1]
+            if level.end is not None:
+                return level.end
+            level.is_begin = False
+            level.end = group.first_end if group.end is None else group.end
+        elif piece == "|":
+            level.is_begin = level.may_begin
+            level.first_end = level.end if level.first_end is None else level.first_end
+            level.end = None
+        elif piece in _BEGINS:
+            if not level.is_begin:
                 return found.start()
-            continue
-        if piece == "$" and pattern[found.end() : found.end() + 1] not in (")", "|", "$", ""):
-            return found.start()
-        is_begin = piece == "|" or piece[0] == "("
+        elif piece in _ENDS:
+            level.end = found.start() if level.end is None else level.end
+        elif level.end is not None:
+            return level.end
+        else:
+            level.is_begin = False
     return None
 
 
+class _Place:
+    """A place in a group that is open, or in the whole pattern."""
+
+    __slots__ = ("end", "first_end", "is_begin", "may_begin")
+
+    def __init__(self, *, may_begin: bool = True) -> None:
+        self.may_begin = may_begin  # the group may stand before all characters
+        self.is_begin = may_begin  # the place may do so
+        self.end: int | None = None  # the first anchor of an end before the place in its alternative
+        self.first_end: int | None = None  # the same of the earlier alternatives
+
+
+_BEGINS: Final = ("^", "\\A")
+_ENDS: Final = ("$", "\\z")
 _PIECE: Final = re.compile(rf"\\.|{CLASS}|\(\?(?:P?<[^\W\d][\w.\[\]]*+>|[a-zA-Z-]*+:)|.", re.DOTALL)
 
 
 class _Level:
     """A group that is open, or the whole pattern."""
 
-    __slots__ = ("before", "empty", "first_empty", "has_text", "size")
+    __slots__ = ("before", "empty", "first_empty", "has_text", "is_verbose", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_verbose: bool = False) -> None:
+        self.is_verbose = is_verbose  # white space and what follows '#' in a line have no meaning
         self.size = 0  # written out
         self.empty: int | None = None  # a part of the alternative that no text matches
         self.before: int | None = None  # the same without its last part
@@ -208,6 +241,7 @@ class Scan:
         self._levels = [_Level()]  # of the pattern and of each open group
         self._last = 0  # the size of the expression before the place
         self.empty_class: int | None = None  # so that no text matches the pattern
+        self.notes: list[tuple[int, int]] = []  # white space and comments
         self.named: list[tuple[int, int, str]] = []  # classes with names of POSIX within others
         self.operation: tuple[int, str] | None = None  # the first one on classes, or the first class within another one
 
@@ -235,6 +269,8 @@ class Scan:
                 if character == "|":
                     self._levels[-1].end_way()
                 self._step(1, can_repeat=False)
+            elif self._levels[-1].is_verbose and character in _NOTES:
+                self._skip_note()
             else:
                 self._step(1, can_repeat=True)
         if self._open:
@@ -254,6 +290,13 @@ class Scan:
             level.size += size
             level.before = level.empty
             level.empty = empty if level.empty is None else level.empty
+
+    def _skip_note(self) -> None:
+        """Step over white space, or a comment up to the end of its line."""
+        start = self._at
+        end = self._pattern.find("\n", start) if self._pattern[start] == "#" else start
+        self._at = len(self._pattern) if end < 0 else end + 1
+        self.notes.append((start, self._at))
 
     def _escape(self, *, in_class: bool = False) -> str | None:
         """Step over an escape. The character that it stands for; None: a class."""
@@ -339,9 +382,17 @@ class Scan:
             elif character == "-" and last != "" and pattern[start + 1 : start + 2] not in self._no_range:
                 members.ranges.append((ord(last or character), ord(self._range(last))))
                 last = ""
+            elif pattern.startswith(_OPERATIONS, start):
+                self.operation = self.operation or (start, pattern[start : start + 2])
+                if self._in_ecma:
+                    last = self._member()
+                    members.add(last, character)
+                else:
+                    self._at += 2
+                    last = ""
+            elif self._levels[-1].is_verbose and character in _NOTES:
+                self._skip_note()
             else:
-                if pattern.startswith(_OPERATIONS, start):
-                    self.operation = self.operation or (start, pattern[start : start + 2])
                 last = self._member()
                 members.add(last, pattern[start : self._at])
 
@@ -384,7 +435,7 @@ class Scan:
         for begin, name, remedy in _OTHER_GROUPS:
             if pattern.startswith(begin, start):
                 self._fail(f"{name} '{begin}' is not supported", remedy)
-        length = 1
+        length, is_verbose = 1, self._levels[-1].is_verbose
         if pattern.startswith("(?", start):
             named, flags = _NAME.match(pattern, start), _FLAG_GROUP.match(pattern, start)
             if named is not None:
@@ -394,7 +445,10 @@ class Scan:
                 length = len(named[0])
             elif flags is not None and (flags[1] or flags[2] == ":"):
                 length = len(flags[0])
+                on, _, off = flags[1].partition("-")
+                is_verbose = (is_verbose or "x" in on) and "x" not in off
                 if flags[2] == ")":
+                    self._levels[-1].is_verbose = is_verbose
                     self._step(length, can_repeat=False)
                     return
             elif pattern.startswith(("(?P<", "(?<"), start):
@@ -404,7 +458,7 @@ class Scan:
         if len(self._open) >= DEEPEST:
             self._fail(f"more than {DEEPEST} groups stand within each other", "send a simpler pattern")
         self._open.append(start)
-        self._levels.append(_Level())
+        self._levels.append(_Level(is_verbose=is_verbose))
         self._step(length, can_repeat=False)
 
     def _repeat(self, sign: str) -> None:
@@ -454,5 +508,8 @@ class Scan:
         self._end_repetition()
 
 
+_NOTES: Final = frozenset("#\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000").union(
+    map(chr, range(0x2000, 0x200B))
+)
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _OPERATIONS: Final = ("&&", "--", "~~")
