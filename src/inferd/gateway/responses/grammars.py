@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from inferd.gateway.errors import printable
+from inferd.structured.classes import LARGEST_CODE
 from inferd.structured.ecma import to_ecma
 from inferd.structured.faults import Fault
 from inferd.structured.regex import is_empty
@@ -44,12 +46,12 @@ _COMMON: Final = {
 """The terminals of Lark's ``common`` that are known."""
 
 _TOKENS: Final = re.compile(
-    r"(?P<space>[ \t\f\r]+|//[^\n]*)"
+    r"(?P<space>[ \t\f\r]+|(?://|\#)[^\n]*)"
     r"|(?P<line>\n)"
     r'|(?P<string>"(?:[^"\\\n]|\\.)*"i?)'
     r"|(?P<regex>/(?!/)(?:[^/\\\n\[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+/[a-z]*)"
     r"|(?P<name>[!?]*[A-Za-z_][A-Za-z0-9_]*)"
-    r"|(?P<number>[0-9]+)"
+    r"|(?P<number>-?[0-9]+)"
     r"|(?P<sign>\.\.|->|[:|()\[\]?*+~.,])"
     r"|(?P<directive>%[a-z_]+)"
     r"|(?P<other>.)",
@@ -57,9 +59,9 @@ _TOKENS: Final = re.compile(
 _REGEX_PIECE: Final = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P?<[^\W\d][\w.\[\]]*>|\(\?[a-zA-Z-]+[:)]|.", re.DOTALL
 )
-_STRING_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|(.))")
+_STRING_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
 _NEVER_WRITTEN: Final = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
-_SHORT: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "b": "\b"}
+_SHORT: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "b": "\b", "\\": "\\", '"': '"', "/": "/"}
 
 
 class GrammarError(Exception):
@@ -331,7 +333,7 @@ class _Grammar:
 
     def _count(self) -> int:
         token = self._reader.next()
-        if token.kind != "number" or len(token.text) > 6 or int(token.text) > _MAX_REPEATS:
+        if token.kind != "number" or len(token.text) > 6 or not 0 <= int(token.text) <= _MAX_REPEATS:
             raise GrammarError(f"'~' needs a number of up to {_MAX_REPEATS}, not {token.text!r}")
         return int(token.text)
 
@@ -370,8 +372,12 @@ def _text_of(token: str) -> tuple[str, bool]:
     inner = token.removesuffix("i")[1:-1]
 
     def unescaped(found: re.Match[str]) -> str:
-        code = found[1] or found[2]
-        return chr(int(code, 16)) if code else _SHORT.get(found[3], found[3])
+        code = found[1] or found[2] or found[3]
+        if code and int(code, 16) <= LARGEST_CODE:
+            return chr(int(code, 16))
+        if code or found[4] not in _SHORT:
+            raise GrammarError(f"the escape {printable(found[0])} in a text is unknown; write '\\\\' for a backslash")
+        return _SHORT[found[4]]
 
     return _STRING_ESCAPE.sub(unescaped, inner), ignores_case
 
