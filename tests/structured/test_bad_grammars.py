@@ -220,6 +220,7 @@ LARK = [
     ("start: <|nothing|>", 1, 8, "no special token", "write a text"),
     ("start: ?", 1, 8, "is missing", "write one"),
     ('start: %json {"type": "integer"}', 1, 8, "%json is not supported", "response_format"),
+    ('start: "%json" /%json/ // %json\n | %json {}', 2, 4, "%json is not supported", "response_format"),
     ("start: a\na: %lark {\nstart: %json {}\n}", 3, 8, "%json is not supported", "structural_tag"),
     ("start: " + "(" * 3000 + '"a"' + ")" * 3000, 1, 37, "nested too deeply", "name parts"),
 ]  # fmt: skip
@@ -318,6 +319,7 @@ def test_a_grammar_whose_sentences_never_end_is_refused(
         ("lark", 'start: x // a | b\n | x | "y" // c\n  | "q" x | "z"\nx: "c" x', ["y", "z"], ["c", "q"]),
         ("lark", 'start: "a" x? [x] x{0,2} x~0..3 ("b" x | "c" | x)\nx: "d" x', ["ac"], ["ad", "ab"]),
         ("lark", 'start: "a" (x |) (| x) b\nx: x "e"\nb: "f" b | "g"', ["affg"], ["ae"]),
+        ("lark", 'start: "%json" /%json/ // %json {}\n', ["%json%json"], []),
         ("lark", "start: /a # [^\\s\\S]\n b/x", ["ab"], ["b"]),
         ("lark", 'start: "a" | b\nb[max_tokens=3]: B\nB: /b+/', ["a", "bb"], []),
     ],
@@ -406,6 +408,19 @@ SCHEMAS += [
         "line 1, column 2, before '(': the group is not closed",
         "add ')'",
     ),
+    ({"type": "string", "pattern": "^a{2, 3}$"}, "/pattern", "column 3, before '{2, 3}$': '{' begins no", "'{2,5}'"),
+    ({"type": "string", "pattern": "^a++b$"}, "/pattern", "column 4, before '+b$': a repetition stands", "put the"),
+    ({"type": "string", "pattern": "^a{2}{3}$"}, "/pattern", "before '{3}$': a repetition stands behind", "put the"),
+    (
+        {"type": "string", "pattern": "^(?x)a # b\nc$"},
+        "/pattern",
+        "column 2, before '(?x)a # b': the flag x",
+        "leave it",
+    ),
+    ({"type": "string", "pattern": "^\\u000Fb$"}, "/pattern", "has a control character", "without it"),
+    ({"type": "string", "pattern": "^\\u{1}$"}, "/pattern", "has a control character", "without it"),
+    ({"type": "string", "pattern": "^\\v$"}, "/pattern", "has a control character", "without it"),
+    ({"type": "string", "pattern": "^[\\x0f]$"}, "/pattern", "has a control character", "without it"),
     ({"type": "string", "pattern": "^(b{1,9999}){1,9999}$"}, "/pattern", "over 500000 parts", "smaller numbers"),
 ]
 

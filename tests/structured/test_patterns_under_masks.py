@@ -64,6 +64,7 @@ def test_no_invalid_value_is_allowed(schema: Any, near: list[Any]) -> None:
         (r'^[^"\n]$', ["a", "\\", "\t"], '"\n'),
         (r"^[a\x00-\x1f]$", "a\n", '"\\b'),
         (r"^\PP$", "a\n", '"\\!'),
+        (r"^[\x01\u{1F600}]\u{1F601}$", ["\U0001f600\U0001f601"], ["\U0001f601"]),
     ],
 )
 def test_a_pattern_means_what_ecma_262_says(pattern: str, matching: list[str] | str, others: list[str] | str) -> None:

@@ -9,7 +9,11 @@ from inferd.structured.faults import Fault
 from inferd.structured.regex import Scan, check, pieces
 
 _LOOK = ("(?=", "(?!", "(?<=", "(?<!")
-_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\0|\\(?:x|u00|u\{0*)(?:0[0-7bBeE]|1[0-9a-fA-F]|7[fF])", re.ASCII)
+_CONTROL = re.compile(
+    r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\0|\\v|\\(?:x|u00|U0{6})(?:0[0-7bBe-fE-F]|1[0-9a-fA-F]|7[fF])"
+    r"|\\[xuU]\{0*(?:[0-7bBe-fE-F]|1[0-9a-fA-F]|7[fF])\}"
+)
+_CONTROL_CLASS = re.compile(rf"\[(?:{_CONTROL.pattern})+\]")
 _CONTROL_ESCAPE = re.compile(r"\\c[A-Za-z]")
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 
@@ -64,9 +68,8 @@ def _construct(pattern: str, piece: re.Match[str]) -> str | None:
     """The construct that no mask can enforce in a piece of a pattern."""
     text, start = piece[0], piece.start()
     if text[0] == "[":
-        # The mask engine would leave a control character out of the text. In a class it leaves the others, unless the
-        # class has this one alone.
-        if text[1:2] == "\\" and "-" not in text[3:] and _CONTROL.search(text):
+        # The mask engine would leave a control character out of the text. In a class it leaves the others.
+        if _CONTROL_CLASS.fullmatch(text):
             return "a control character"
         return next((name for escape in _ESCAPE.finditer(text) if (name := _escaped(text, escape.start()))), None)
     if _CONTROL.match(pattern, start):

@@ -16,7 +16,6 @@ UNFORCED: Final = '%llguidance {"no_forcing": true}'
 must follow. It reads a terminal as far as it goes, so that behind the ``A`` of ``A "a"`` with ``A: "a"+`` the search would
 never end."""
 
-_SCHEMA: Final = "%json"
 _PLACE: Final = re.compile(r"(?:at )?(\d{1,9})\((\d{1,9})\): (.*)", re.DOTALL)
 _REGEX: Final = re.compile(r"/((?:\\.|[^/\\\n])+)/")
 _UNKNOWN_GRAMMAR: Final = re.compile(r"unknown grammar (@[\w-]+)")
@@ -59,13 +58,13 @@ def check(text: str) -> None:
     What a schema says is normalised and checked again in the whole answer, and in a sentence of a grammar nothing tells
     which part a schema is for.
     """
-    at = text.find(_SCHEMA)
-    if at >= 0:
+    at = lark_reader.schema(text)
+    if at is not None:
         remedy = (
             "send the schema in response_format of type json_schema, or in the structures of a structural_tag if other "
             "text stands around it"
         )
-        raise Fault(text, at, f"{_SCHEMA} is not supported in a grammar", remedy)
+        raise Fault(text, at, f"{lark_reader.SCHEMA} is not supported in a grammar", remedy)
     reading = lark_reader.read(text)
     if reading is not None:
         for name, at in reading.grammars:

@@ -15,6 +15,7 @@ from inferd.structured import regex
 from inferd.structured.faults import Fault
 from inferd.structured.sentences import TEXT, Part, Sentences
 
+SCHEMA: Final = "%json"
 _TOKEN: Final = re.compile(
     r"""(?P<skip>(?:[ \t]+|(?:\#|//)[^\n]*+)++)
     |(?P<line>(?:\r?\n)++)
@@ -67,6 +68,15 @@ def read(text: str) -> Reading | None:
         return _Reader(text).read()
     except (_Unknown, RecursionError):
         return None
+
+
+def schema(text: str) -> int | None:
+    """Where a grammar has a schema of its own; None: nowhere. In texts, patterns and comments there is none."""
+    try:
+        return next((token.offset for token in _tokens(text) if token.text == SCHEMA), None)
+    except (_Unknown, RecursionError):
+        at = text.find(SCHEMA)
+        return None if at < 0 else at
 
 
 def without_endless(text: str) -> str:

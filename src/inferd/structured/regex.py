@@ -59,6 +59,7 @@ _KNOWN_LETTERS: Final = frozenset("dDwWsSpPxuUntrfvaAz")
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _BRACED: Final = re.compile(r"\{([0-9A-Fa-f]+)\}")
 _COUNT: Final = re.compile(r"\{\s*([0-9]+)\s*(,\s*([0-9]*)\s*)?\}")
+_COUNT_OF_ECMA: Final = re.compile(r"\{([0-9]+)(,([0-9]*))?\}")
 _NAME: Final = re.compile(r"\(\?P?<([^\W\d][\w.\[\]]*)>")
 _FLAG_GROUP: Final = re.compile(rf"\(\?([{_FLAGS}]*(?:-[{_FLAGS}]+)?)([:)])")
 _PROPERTY: Final = re.compile(r"\\[pP](?:\{\^?[^{}]+\}|[A-Za-z])")
@@ -69,7 +70,8 @@ def check(pattern: str, *, in_ecma: bool = False) -> None:
     """Raise ``Fault`` where the pattern has a construct that no mask enforces, or is not well formed.
 
     ``in_ecma``: the pattern is one of a schema, in the syntax of ECMA 262. There ``[`` is a character of a class, no
-    class stands within another one, ``\\a`` and ``**`` stand for nothing, and a group may have the name of another.
+    class stands within another one, ``\\a``, ``++``, ``{ 2 }`` and the flag ``x`` stand for nothing, and a group may have
+    the name of another.
     """
     Scan(pattern, in_ecma=in_ecma).run()
 
@@ -233,7 +235,6 @@ class Scan:
     def __init__(self, pattern: str, *, in_ecma: bool) -> None:
         self._pattern = pattern
         self._in_ecma = in_ecma
-        self._no_range = ("]", "") if in_ecma else ("]", "-", "")  # behind a '-' that is a character of a class
         self._at = 0
         self._open: list[int] = []  # where the groups begin that are not closed
         self._names: set[str] = set()
@@ -379,7 +380,7 @@ class Scan:
                     opened.append(start)
                     self._begin_class()
                 last = ""
-            elif character == "-" and last != "" and pattern[start + 1 : start + 2] not in self._no_range:
+            elif character == "-" and last != "" and self._is_range(last):
                 members.ranges.append((ord(last or character), ord(self._range(last))))
                 last = ""
             elif pattern.startswith(_OPERATIONS, start):
@@ -395,6 +396,11 @@ class Scan:
             else:
                 last = self._member()
                 members.add(last, pattern[start : self._at])
+
+    def _is_range(self, first: str | None) -> bool:
+        """Whether the ``-`` at the place makes a range, or should: it is a character before another one of a class."""
+        following = self._pattern[self._at + 1 : self._at + 2]
+        return following not in ("]", "") and (following != "-" or (self._in_ecma and first is not None))
 
     def _begin_class(self) -> None:
         self._at += 1
@@ -446,6 +452,8 @@ class Scan:
             elif flags is not None and (flags[1] or flags[2] == ":"):
                 length = len(flags[0])
                 on, _, off = flags[1].partition("-")
+                if self._in_ecma and "x" in on:
+                    self._fail("the flag x is not supported", "leave it out, with white space and comments")
                 is_verbose = (is_verbose or "x" in on) and "x" not in off
                 if flags[2] == ")":
                     self._levels[-1].is_verbose = is_verbose
@@ -477,13 +485,13 @@ class Scan:
         level.empty = level.before
 
     def _end_repetition(self) -> None:
-        if self._in_ecma and self._pattern[self._at : self._at + 1] == "*":
+        if self._in_ecma and self._pattern.startswith(("*", "+", "?", "{"), self._at):
             self._fail("a repetition stands behind another one", "put the first one between '(?:' and ')'")
 
     def _count(self) -> None:
         if not self._can_repeat:
             self._fail("'{' has nothing to repeat before it", "write '\\{' for the character")
-        found = _COUNT.match(self._pattern, self._at)
+        found = (_COUNT_OF_ECMA if self._in_ecma else _COUNT).match(self._pattern, self._at)
         if found is None:
             remedy = "write '{2}', '{2,}' or '{2,5}'; '\\{' is the character"
             self._fail("'{' begins no number of repetitions", remedy)

@@ -267,6 +267,8 @@ class Reader:
         if (construct := patterns.unreadable(pattern)) is not None:
             problem = f"the pattern {patterns.shown(pattern)} has {construct}, which no mask enforces"
             self._document.refuse(node, steps[0], problem, "a pattern without it")
+        if (fault := patterns.misread(pattern)) is not None:
+            self._document.refuse(node, steps[0], *fault)
         return pattern
 
     def _format(self, node: Node, _: Kind) -> Formula:

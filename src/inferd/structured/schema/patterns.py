@@ -32,13 +32,20 @@ def is_readable(pattern: str) -> bool:
 
 def fault_of(pattern: str) -> tuple[str, str]:
     """What is wrong with a pattern that is not readable, and what is accepted instead."""
+    problem = f"{shown(pattern)} is too large, or no regular expression"
+    remedy = "the syntax of ECMA 262 without look-around, and smaller numbers of repetitions"
+    return misread(pattern) or (problem, remedy)
+
+
+def misread(pattern: str) -> tuple[str, str] | None:
+    """What the pattern has that is not of ECMA 262, so that the masks and the validators might read it in different
+    ways, and what is accepted instead; ``None`` where there is nothing."""
     try:
         regex.check(pattern, in_ecma=True)
     except Fault as fault:
         where = place(pattern, fault.offset)
         return f"the pattern {shown(pattern)} cannot be read {where}: {fault.problem}", fault.remedy
-    problem = f"{shown(pattern)} is too large, or no regular expression"
-    return problem, "the syntax of ECMA 262 without look-around, and smaller numbers of repetitions"
+    return None
 
 
 def shown(pattern: str) -> str:
