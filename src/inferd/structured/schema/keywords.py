@@ -22,6 +22,7 @@ from inferd.structured.schema.formulas import (
     Kind,
     all_of,
     any_of,
+    both,
     negation,
 )
 from inferd.structured.schema.numbers import AtLeast, AtMost, MultipleOf, NumberIn, exact
@@ -323,7 +324,11 @@ class Reader:
         values = {
             pattern: self.part(node, value, "patternProperties", pattern) for pattern, value in by_pattern.items()
         }
-        of_all = [values.pop(pattern) for pattern in by_pattern if patterns.is_universal(pattern)]
+        for pattern in by_pattern:  # names that are known are properties, of which no answer begins one again
+            for name in patterns.texts_of(pattern):
+                named[name] = both(named.get(name, ANYTHING), values[pattern])
+        values = {pattern: value for pattern, value in values.items() if not patterns.texts_of(pattern)}
+        of_all = [values.pop(pattern) for pattern in [*values] if patterns.is_universal(pattern)]
         others = self.part(node, schema.get("additionalProperties", True), "additionalProperties")
         shape = Shape(named, values, ANYTHING if of_all else others)  # a pattern of every name leaves no other one
         return all_of(Properties(shape), *(Properties(Shape({}, {}, value)) for value in of_all))

@@ -12,6 +12,8 @@ from inferd.structured import ecma, regex
 from inferd.structured.classes import CLASS
 from inferd.structured.faults import Fault, place
 
+_LIST = re.compile(r"\^(?:([\w \-/:@]*)|\((?:\?:)?([\w \-/:@|]*)\))\$")
+_MOST_TEXTS = 20
 _LONGEST_SHOWN = 80  # characters of a pattern in a message
 
 
@@ -117,6 +119,13 @@ def of_length(least: int, most: int | None) -> str:
 def of_others(texts: Iterable[str]) -> str:
     """The pattern of every text that is none of these."""
     return f"^(?:{_others(sorted(set(texts)))})$"
+
+
+def texts_of(pattern: str) -> tuple[str, ...]:
+    """The few texts that match, where the pattern lists them; none where it does not."""
+    found = _LIST.fullmatch(pattern)
+    texts = () if found is None else tuple(dict.fromkeys((found[1] or found[2] or "").split("|")))
+    return texts if len(texts) <= _MOST_TEXTS else ()
 
 
 def of_unlike(pattern: str) -> str | None:
