@@ -217,6 +217,8 @@ def test_a_remote_server_that_does_not_say_its_models_is_served_under_a_name(
     said = capsys.readouterr().err
     assert "http://127.0.0.1:9/v1 did not list its models" in said
     assert "Name the model: inferd serve openai:" in said
+    assert main(["serve", "openai:10.0.0.5:8000"]) == 2
+    assert "'10.0.0.5:8000' is not the base URL of a server such as https://host/v1." in capsys.readouterr().err
 
 
 @contextmanager

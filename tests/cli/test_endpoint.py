@@ -77,6 +77,8 @@ def test_a_name_that_the_server_does_not_have_is_told_before_the_conversation(
     assert main(["chat", "--model", "digits"]) == 1
     said = capsys.readouterr()
     assert "digits does not answer conversations; use inferd predict digits --input VALUE." in said.err
+    assert main(["generate", "Hi", "--model", "digits"]) == 1
+    assert "digits does not write texts; use inferd predict digits --input VALUE." in capsys.readouterr().err
     assert "Talking to" not in said.out
 
 

@@ -68,6 +68,8 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path, files: dict[str, str], sai
         ("./nowhere", "no file or folder"),
         ("demmo", "Did you mean 'demo'"),
         ("gpt two", "no model source"),
+        ("http://10.0.0.5:8000/v1", "openai:http://10.0.0.5:8000/v1 names a server there"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "write Qwen/Qwen3-0.6B for the model"),
     ],
 )
 def test_what_is_no_source_is_refused_with_the_remedy(source: str, said: str) -> None:

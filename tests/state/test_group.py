@@ -93,6 +93,16 @@ def test_nothing_is_told_while_nothing_changes(pair: tuple[Gateway, Gateway], da
     assert [[each.id for each in reports] for reports in one.told[told:]] == [[one.presence.id]]
 
 
+def test_gateways_that_never_differed_log_nothing(
+    pair: tuple[Gateway, Gateway], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "inferd.state")
+    one, two = pair
+    two.exchange()
+    one.exchange(2 * WARN_AFTER)
+    assert not caplog.records
+
+
 def test_a_difference_that_stays_is_logged_once_and_its_end_too(
     pair: tuple[Gateway, Gateway], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,6 +11,7 @@ import click
 from inferd.cli.endpoint import find_endpoint, stream_text
 from inferd.cli.ranges import FloatRange
 from inferd.cli.terminal import interruptible, note
+from inferd.errors import InvalidRequest
 from inferd.types import JSON, SamplingParams
 
 
@@ -71,7 +72,10 @@ def command(
     served = [] if endpoint is None else endpoint.models()
     if endpoint is not None and (model is None or model in served or url is not None or port is not None):
         name = model or (served[0] if raw else endpoint.default_model())
-        raw = raw or not endpoint.converses(name)
+        tasks = endpoint.tasks(name)
+        if tasks and "generate" not in tasks:
+            raise InvalidRequest(f"{name} does not write texts; use inferd predict {name} --input VALUE.")
+        raw = raw or (bool(tasks) and "chat" not in tasks)
         note(f"Asking {name}, {endpoint.name}.")
         body: JSON = {"model": name, "max_tokens": max_tokens}
         body |= {} if temperature is None else {"temperature": temperature}

@@ -23,6 +23,7 @@ from inferd.cli.help import Sectioned
 from inferd.cli.ready import show_ready
 from inferd.cli.terminal import ReportProgress, is_live, loading, speak_json, warn
 from inferd.config import REMOTE_PREFIX, Config, ModelConfig, load_config, model_name, stray_variables
+from inferd.config.rules import url_problem
 from inferd.errors import ConfigError, InferdError, ModelLoadError
 from inferd.observe.plain import is_plain
 from inferd.registry.artifact import artifact_of
@@ -145,6 +146,8 @@ def _models_elsewhere(url: str) -> list[str]:
     too many to serve all."""
     from inferd.cli.running.control import find_server
 
+    if problem := url_problem(url):
+        raise click.UsageError(f"{REMOTE_PREFIX}{url}: {problem}")
     try:
         parts = urlsplit(url)
         host = parts._replace(path="", query="", fragment="").geturl()

@@ -270,7 +270,7 @@ def _file_problem(path: Path) -> str | None:
 
 def _tracing(config: Config) -> Iterator[Problem]:
     tracing = config.tracing
-    if tracing.endpoint is not None and (sentence := _url_problem(tracing.endpoint)):
+    if tracing.endpoint is not None and (sentence := url_problem(tracing.endpoint)):
         yield Problem(("tracing", "endpoint"), sentence)
     if tracing.headers_env is not None and tracing.headers_file is not None:
         yield Problem(("tracing", "headers_file"), "headers_env is given as well; keep one of them.")
@@ -278,7 +278,7 @@ def _tracing(config: Config) -> Iterator[Problem]:
 
 def _mlflow(config: Config, env: Mapping[str, str]) -> Iterator[Problem]:
     mlflow = config.mlflow
-    if mlflow.url is not None and (sentence := _url_problem(mlflow.url)):
+    if mlflow.url is not None and (sentence := url_problem(mlflow.url)):
         sentence = sentence.replace("api_key_env", "token_env").replace("api_key_file", "token_file")
         yield Problem(("mlflow", "url"), sentence)
     if mlflow.token_env is not None and mlflow.token_file is not None:
@@ -324,7 +324,7 @@ def _model(name: str, model: ModelConfig, env: Mapping[str, str]) -> Iterator[Pr
     if not model.source.strip():
         yield Problem((*here, "source"), "the source is empty; give a folder, a hub id or 'demo'.")
     elif model.is_remote:
-        sentence = _url_problem(model.source.partition(":")[2])
+        sentence = url_problem(model.source.partition(":")[2])
         if sentence:
             yield Problem((*here, "source"), sentence)
         for field in _LOCAL_ONLY:
@@ -342,7 +342,7 @@ def _model(name: str, model: ModelConfig, env: Mapping[str, str]) -> Iterator[Pr
         )
     for index, remote in enumerate(model.remotes):
         place: Place = (*here, "remotes", index)
-        sentence = _url_problem(remote.url)
+        sentence = url_problem(remote.url)
         if sentence:
             yield Problem((*place, "url"), sentence)
         yield from _secrets(place, remote, env)
@@ -547,7 +547,7 @@ def _default(struct: msgspec.Struct, field: str) -> object:
     return info.default if info.default_factory is msgspec.NODEFAULT else info.default_factory()
 
 
-def _url_problem(url: str) -> str | None:
+def url_problem(url: str) -> str | None:
     """The problems of a remote server's base URL."""
     try:
         parts = urlsplit(url)

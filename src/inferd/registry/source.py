@@ -157,6 +157,10 @@ def resolve(source: str, progress: Progress = silent) -> Path:
             "or folder here.",
             param="source",
         )
+    if source.startswith(("http://", "https://")):
+        at_hub = source.removeprefix("https://huggingface.co/")
+        remedy = f"openai:{source} names a server there" if at_hub == source else f"write {at_hub} for the model"
+        raise ModelLoadError(f"{source} is a URL, from which no model is loaded; {remedy}.", param="source")
     path = Path(source).expanduser()
     if path.is_dir() or path.is_file():
         return path

@@ -64,7 +64,7 @@ class Group:
         self._tell = told
         self._own = Told(__version__, {})
         self._num_alike = 0
-        self._logged: Sequence[str] = ()
+        self._logged: list[str] = []
         self.reports: tuple[GatewayReport, ...] = ()
         """The living gateways by id, this one among them; empty before the first comparison."""
 
@@ -107,7 +107,7 @@ class Group:
             for line in lines:
                 _log.warning("%s", line)
             if not lines:
-                _log.info("all %d gateways of this database serve with the same settings again", len(self.reports))
+                _log.info("no gateway of this database serves with other settings than this one any more")
         self._logged = lines
 
 
