@@ -211,6 +211,16 @@ def test_the_environment_reaches_into_lists_and_names_itself_when_wrong(tmp_path
     assert "number them from 0" in refusal(path, {"INFERD_MODELS__CHAT__REMOTES__7__URL": "http://c/v1"})
 
 
+def test_a_section_that_the_environment_alone_sets_names_the_variable_when_wrong(tmp_path: Path) -> None:
+    path = written(tmp_path, "models: {chat: {source: demo, sead: 1}}\nsevrer: {port: 1}\n")
+    env = dict.fromkeys(("INFERD_SERVR__PORT", "INFERD_SEVRER__HOST", "INFERD_MODELS__CHT__REPLICAS"), "2")
+    said = refusal(path, env)
+    assert "servr (from INFERD_SERVR__PORT): no such field; did you mean server?" in said
+    assert "models.cht.source (from INFERD_MODELS__CHT__REPLICAS): missing;" in said
+    assert "sevrer: no such field" in said, "the file has it too"
+    assert "models.chat.sead: no such field" in said
+
+
 def test_the_environment_finds_tenants_by_name_and_new_sections() -> None:
     env = {
         "INFERD_TENANTS__TEAM_A__TPM": "2k",

@@ -56,9 +56,11 @@ def test_unset_takes_full_sequences_but_at_most_a_quarter_of_free_memory() -> No
 
 
 def test_a_cache_that_cannot_hold_one_sequence_is_refused_with_the_length_that_fits() -> None:
-    with pytest.raises(ModelLoadError, match="Set max_model_len to 144 or less"):
+    with pytest.raises(
+        ModelLoadError, match=r"Set max_model_len to 144 or less, or set kv_cache\.num_blocks to 257 or more\."
+    ):
         plan_blocks(KVCacheConfig(num_blocks=10), bytes_per_token=8, max_model_len=4096, max_num_seqs=4, free_bytes=GIB)
-    with pytest.raises(ModelLoadError, match=r"memory_bytes = 0\.98 KiB\. Give the KV cache more memory"):
+    with pytest.raises(ModelLoadError, match=r"memory_bytes = 0\.98 KiB\. Set kv_cache\.memory_bytes to 1MiB or more"):
         plan_blocks(
             KVCacheConfig(memory_bytes=1000), bytes_per_token=800, max_model_len=64, max_num_seqs=4, free_bytes=GIB
         )

@@ -57,7 +57,7 @@ def load_config(path: Path | None, env: Mapping[str, str], overrides: Mapping[st
     problems += _beyond_types(checked, env)
     where = str(path) if path is not None else None
     if problems:
-        raise ConfigError(_sentence(problems, origins, where), param=dotted(problems[0].path))
+        raise ConfigError(_sentence(problems, origins, tree, where), param=dotted(problems[0].path))
     try:
         config = msgspec.convert(checked, Config)
     except msgspec.ValidationError as error:  # a type that ``check`` leaves to msgspec
@@ -174,10 +174,35 @@ def _sound(tree: _Tree) -> Config:
     return msgspec.structs.replace(Config(), **found)
 
 
-def _sentence(problems: list[Problem], origins: Origins, where: str | None) -> str:
+def _origin(path: tuple[str, ...], origins: Origins, tree: _Tree) -> str | None:
+    """The variable that set what is wrong at a path: the value, or all that its section has. An absent field is wrong
+    because its section is there."""
+    if path in origins:
+        return origins[path]
+    node: object = tree
+    for depth, part in enumerate(path):
+        if not isinstance(node, dict) or part not in node:
+            path = path[:depth]
+            break
+        node = node[part]
+    leaves = [(*path, *below) for below in _leaves(node)]
+    return origins[leaves[0]] if path and leaves and all(leaf in origins for leaf in leaves) else None
+
+
+def _leaves(node: object) -> Iterator[tuple[str, ...]]:
+    """The paths of the values below a node of the tree."""
+    if not isinstance(node, dict):
+        yield ()
+        return
+    for key, value in node.items():
+        for below in _leaves(value):
+            yield (str(key), *below)
+
+
+def _sentence(problems: list[Problem], origins: Origins, tree: _Tree, where: str | None) -> str:
     lines = []
     for problem in problems:
-        origin = origins.get(tuple(map(str, problem.path)))
+        origin = _origin(tuple(map(str, problem.path)), origins, tree)
         lines.append(f"{dotted(problem.path)}{f' (from {origin})' if origin else ''}: {problem.sentence}")
     if len(lines) == 1:
         return lines[0]

@@ -202,22 +202,25 @@ def plan_blocks(
     """
     per_block = bytes_per_token * config.block_size
     one_sequence = -(-max_model_len // config.block_size) + 1  # one more: copy-on-write needs a spare
+    more = "give the KV cache more memory"
     if config.num_blocks is not None:
         blocks = config.num_blocks
         asked = f"kv_cache.num_blocks = {config.num_blocks}"
+        more = f"set kv_cache.num_blocks to {one_sequence} or more"
     elif config.memory_bytes is not None:
         blocks = config.memory_bytes // per_block
         asked = f"kv_cache.memory_bytes = {bytes_text(config.memory_bytes)}"
+        more = f"set kv_cache.memory_bytes to {enough_text(one_sequence * per_block)} or more"
     else:
         most = int(free_bytes * share) // per_block
         blocks = max(min(one_sequence * max_num_seqs, most), min(one_sequence, free_bytes // per_block))
         asked = f"{bytes_text(free_bytes)} of free memory"
     if blocks < one_sequence:
         fits = max((blocks - 1) * config.block_size, 0)
-        remedy = "Give" if fits == 0 else f"Set max_model_len to {fits} or less, or give"
+        remedy = more if fits == 0 else f"set max_model_len to {fits} or less, or {more}"
         raise ModelLoadError(
             f"The KV cache cannot hold one sequence of max_model_len = {max_model_len} tokens "
-            f"({bytes_text(one_sequence * per_block)}) within {asked}. {remedy} the KV cache more memory.",
+            f"({bytes_text(one_sequence * per_block)}) within {asked}. {remedy[0].upper()}{remedy[1:]}.",
             param="max_model_len",
         )
     return blocks
