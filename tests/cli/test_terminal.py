@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import tty
+from pathlib import Path
 
 import click
 import pytest
 from rich.console import Console
 
 from inferd.cli import terminal
+from inferd.cli.main import main
 
 
 def test_a_phase_of_one_step_is_told_without_an_amount(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +65,23 @@ def test_rows_that_do_not_fit_are_paragraphs_with_nothing_cut(
 def test_rows_for_a_pipe_have_one_line_each_however_long(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_rows(("id", "text"), [("a", "x" * 500), ("b", "y")])
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "is_red"), [("NO_COLOR", "1", False), ("TERM", "dumb", False), ("NO_COLOR", "", True)]
+)
+def test_errors_have_colours_unless_the_environment_forbids_them(
+    variable: str, value: str, is_red: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(variable, value)
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    with os.fdopen(theirs, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        assert main(["check", str(tmp_path / "absent.yaml")]) == 1
+    said = os.read(ours, 4096)
+    os.close(ours)
+    assert b"does not exist" in said
+    assert (b"\x1b[31m" in said) is is_red

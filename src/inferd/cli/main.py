@@ -13,7 +13,7 @@ import click
 
 from inferd import __version__
 from inferd.cli.help import SETTINGS, Lazy
-from inferd.cli.terminal import fail, is_debug, speak_json
+from inferd.cli.terminal import fail, has_colors, is_debug, speak_json
 from inferd.errors import InferdError
 
 COMMANDS = {
@@ -95,8 +95,14 @@ def main(args: list[str] | None = None) -> int:
     speak_json(False)
     if not debug:
         sys.excepthook = _one_line
+    color = None if has_colors() else False
+    with click.Context(cli, color=color):  # for what is said after the command, too
+        return _run(words, color, debug=debug)
+
+
+def _run(words: list[str], color: bool | None, *, debug: bool) -> int:
     try:
-        result = cli.main(words, prog_name="inferd", standalone_mode=False)
+        result = cli.main(words, prog_name="inferd", standalone_mode=False, color=color)
     except click.UsageError as error:
         if error.ctx is not None:
             click.echo(error.ctx.get_usage(), err=True)

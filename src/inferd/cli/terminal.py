@@ -31,6 +31,11 @@ def is_debug() -> bool:
     return os.environ.get("INFERD_DEBUG", "").lower() not in ("", "0", "false", "no")
 
 
+def has_colors() -> bool:
+    """Whether a terminal may get colours: neither NO_COLOR (no-color.org) nor a terminal without any forbids them."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 class _Voice:
     """Whether stderr is a log of JSON lines, which no other output may interrupt."""
 
