@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -192,7 +193,7 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm: LLM, backend: EchoBacke
 
 def test_a_constraint_is_asked_of_each_answer(llm: LLM, backend: EchoBackend) -> None:
     """The engine enforces it; what precedes it in a conversation is reasoning."""
-    constraint = Regex(pattern="[a-z]+", at="constraint")
+    constraint = Regex(pattern="[a-z]+")
     llm.generate(["ab", "c"], constraint=constraint)
     llm.chat([{"role": "user", "content": "d"}], constraint=constraint)
     assert "".join(llm.stream("e", constraint=constraint)) == "e"
@@ -202,6 +203,12 @@ def test_a_constraint_is_asked_of_each_answer(llm: LLM, backend: EchoBackend) ->
     ]
     assert forms == [(constraint, False), (constraint, False), (constraint, True), (constraint, False)]
     assert len(backend.seen) == 5
+
+
+def test_a_constraint_of_another_type_is_refused_before_anything_runs(llm: LLM, backend: EchoBackend) -> None:
+    with pytest.raises(InvalidRequest, match=r"constraint is of type dict; give one of JsonSchema, Regex"):
+        llm.generate("a", constraint=cast(Any, {"type": "object"}))
+    assert backend.seen == {}
 
 
 def test_one_failure_leaves_the_others_unharmed(llm: LLM) -> None:

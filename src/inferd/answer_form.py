@@ -22,7 +22,7 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema", o
     """
 
     schema: JSON | bool
-    at: str
+    at: str = "constraint"
     # A regular expression of the white space between two parts of the JSON text; None: up to eight characters, empty:
     # there is none.
     whitespace: str | None = None
@@ -32,14 +32,14 @@ class Regex(msgspec.Struct, frozen=True, kw_only=True, tag="regex", omit_default
     """The whole answer matches a regular expression (the syntax of Rust's ``regex`` crate, without look-around)."""
 
     pattern: str
-    at: str
+    at: str = "constraint"
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True, tag="choices", omit_defaults=True):
     """The answer is one of these texts."""
 
     texts: tuple[str, ...]
-    at: str
+    at: str = "constraint"
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, tag="grammar", omit_defaults=True):
@@ -47,7 +47,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, tag="grammar", omit_def
 
     text: str
     syntax: Literal["lark", "gbnf"]
-    at: str
+    at: str = "constraint"
 
 
 class TaggedStructure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,7 +63,7 @@ class TaggedText(msgspec.Struct, frozen=True, kw_only=True, tag="tagged_text", o
 
     structures: tuple[TaggedStructure, ...]
     triggers: tuple[str, ...]
-    at: str
+    at: str = "constraint"
 
 
 Constraint = JsonSchema | Regex | Choices | Grammar | TaggedText

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -489,6 +489,12 @@ def _form(prompt: Prompt, constraint: Constraint | None) -> AnswerForm | None:
     """The reasoning of a conversation's answer precedes what the constraint demands, and is left out of its text."""
     if constraint is None:
         return None
+    if not isinstance(constraint, Constraint):
+        names = ", ".join(kind.__name__ for kind in get_args(Constraint))
+        raise InvalidRequest(
+            f"constraint is of type {type(constraint).__name__}; give one of {names} (inferd.answer_form).",
+            param="constraint",
+        )
     return AnswerForm(constraint=constraint, splits_reasoning=isinstance(prompt, Chat))
 
 

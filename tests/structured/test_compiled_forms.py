@@ -64,6 +64,11 @@ def test_a_bomb_is_refused_by_its_field(compiler: Compiler, constraint: Constrai
     assert len(caught.value.message) < 700
 
 
+def test_choices_without_a_text_are_refused(compiler: Compiler) -> None:
+    with pytest.raises(InvalidRequest, match="c has no text to choose from"):
+        compiler.compile(Choices(texts=(), at="c"))
+
+
 def test_many_choices_are_no_bomb(compiler: Compiler) -> None:
     texts = tuple(f"w{i * 7919 % 100_003}" for i in range(10_000))
     guide = compiler.compile(Choices(texts=texts, at="c")).guide()

@@ -69,6 +69,8 @@ def parts_of(constraint: Constraint) -> list[Part]:
             with _faults_of(at):
                 pattern = regex.without_notes(pattern)
             return [_lark_part("answer", f"start: {_lark_regex(_unanchored(pattern))}")]
+        case Choices(texts=(), at=at):
+            raise InvalidRequest(f"{at} has no text to choose from; name at least one.", param=at)
         case Choices(texts=texts):
             # One word of the lexer: as rules of the parser, many texts would be as many items of a row.
             return [_lark_part("answer", "start: TEXT\nTEXT: " + " | ".join(map(_lark_text, texts)))]
