@@ -6,7 +6,7 @@ import re
 
 from inferd.structured.classes import POSIX, posix_members
 from inferd.structured.faults import Fault
-from inferd.structured.regex import Scan, check, pieces
+from inferd.structured.regex import INNER_ANCHOR, Scan, check, inner_anchor, pieces
 
 _LOOK = ("(?=", "(?!", "(?<=", "(?<!")
 _CONTROL = re.compile(
@@ -53,6 +53,9 @@ def _check_writable(pattern: str) -> None:
     if found is not None:
         at, construct = found
         raise Fault(pattern, at, f"{construct} is not supported", "leave it out")
+    anchor = inner_anchor(pattern)
+    if anchor is not None:
+        raise Fault(pattern, anchor, *INNER_ANCHOR)
 
 
 def unwritable(pattern: str) -> tuple[int, str] | None:

@@ -139,13 +139,14 @@ def words_of(problem: str) -> tuple[str, str]:
 
 
 _CARET: Final = re.compile(r"^    ( *)\^+$", re.MULTILINE)
+INNER_ANCHOR: Final = ("'^' or '$' asks for an end within the text", "leave it out: the whole text is matched")
 _NO_PROPERTY: Final = (
     "\\p names no property of Unicode",
     "write one such as '\\p{Letter}', '\\p{Lu}' or '\\p{Greek}'",
 )
 _WORDS: Final = (
     ("Unicode property", *_NO_PROPERTY),
-    ("lookarounds", "'^' or '$' asks for an end within the text", "leave it out: the whole text is matched"),
+    ("lookarounds", *INNER_ANCHOR),
     ("invalid UTF-8", "this matches bytes that are no text", "leave '(?-u)' out"),
     ("size limit", "the pattern is too large", "write smaller numbers of repetitions"),
 )

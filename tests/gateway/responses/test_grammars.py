@@ -174,6 +174,7 @@ def test_a_regular_expression_matches_as_a_whole() -> None:
         ("regex", r"a\x01", r"/a\\x01/ is not read at line 1, column 2, .* a control character is not supported"),
         ("lark", r'start: "\x01" "a"', r'"\\x01" has a control character'),
         ("lark", r'start: "\ud800"', r'"\\ud800" has .* half of a surrogate pair'),
+        ("regex", "(?:a|b$)c", r"/\(\?:a\|b\$\)c/ is not read at line 1, column 7, .* asks for an end within the text"),
         ("regex", r"a[^\s\S]", "no text satisfies it, because it needs a character of a class without one"),
         ("lark", 'start: "a" B\nB: /[^\\d\\D]+/', "no text satisfies it"),
         ("regex", "a" * 80 + "(" + "a" * 80, r"/a{80}\.\.\./ is not read at line 1, column 81"),
