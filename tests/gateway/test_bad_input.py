@@ -354,6 +354,25 @@ def test_a_deadline_that_is_none_is_refused(server: Running, seconds: str) -> No
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "x-inferd-timeout")
 
 
+@pytest.mark.parametrize(
+    ("path", "at"),
+    [
+        ("/v1/nothing", ("error", "message")),
+        ("/api/create", ("error",)),
+        ("/v2/nothing", ("error",)),
+        ("/v1/messages/nothing", ("error", "message")),
+    ],
+)
+def test_an_unknown_path_is_refused_in_the_form_of_its_dialect(server: Running, path: str, at: tuple[str, ...]) -> None:
+    reply = post(server, path, {})
+    assert reply.status_code == 404
+    said = reply.json()
+    assert said.get("type") == ("error" if "messages" in path else None)
+    for name in at:
+        said = said[name]
+    assert said == f"There is nothing at '{path}'; /docs lists what there is."
+
+
 def test_errors_say_nothing_of_the_inside(server: Running) -> None:
     server.router.statuses[0].state = "failed"
     try:

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from inferd import clock
 from inferd.cache.port import ResponseCache
@@ -22,6 +22,7 @@ from inferd.gateway.admin.audit import is_recorded, note_refused, recorded
 from inferd.gateway.admin.auditor import Auditor
 from inferd.gateway.admin.openapi import openapi_document
 from inferd.gateway.admission import Credentials, allowed, credentials_of, principal_with
+from inferd.gateway.anthropic.errors import ANTHROPIC_ERRORS
 from inferd.gateway.background import Background, refuse_stream
 from inferd.gateway.call import (
     Answer,
@@ -39,6 +40,7 @@ from inferd.gateway.context import Context, Metrics, no_tally
 from inferd.gateway.control import ControlActions
 from inferd.gateway.errors import (
     KSERVE_ERRORS,
+    OPENAI_ERRORS,
     MethodNotAllowed,
     RouteNotFound,
     UpgradeRequired,
@@ -49,6 +51,7 @@ from inferd.gateway.errors import (
 from inferd.gateway.http_call import HttpCall
 from inferd.gateway.mlflow.wire import API as MLFLOW_API
 from inferd.gateway.mlflow.wire import MLFLOW_ERRORS, READ_ONLY
+from inferd.gateway.ollama.errors import OLLAMA_ERRORS
 from inferd.gateway.openai.relay_fields import remote_models
 from inferd.gateway.origin import Origins
 from inferd.gateway.route import Match, Route, RouteTable
@@ -70,6 +73,14 @@ from inferd.tenancy.principal import Door, OpenDoor, Principal
 from inferd.tenancy.principal import Scope as KeyScope
 
 _log = logging.getLogger("inferd.gateway")
+
+_BELOW: Final = (
+    ("/v2/", KSERVE_ERRORS),
+    (MLFLOW_API, MLFLOW_ERRORS),
+    ("/api/", OLLAMA_ERRORS),
+    ("/v1/messages/", ANTHROPIC_ERRORS),
+)
+"""The errors of paths without a route, by how they begin; others have those of OpenAI."""
 
 
 class _Known(NamedTuple):
@@ -198,10 +209,8 @@ class Gateway:
             return Response(204, headers=((b"allow", b"GET, HEAD, POST, DELETE, OPTIONS"),))
         match = self._table.find(call.path)
         if match is None:
-            if call.path.startswith("/v2/"):
-                call.errors = KSERVE_ERRORS
-            elif call.path.startswith(MLFLOW_API):
-                call.errors = MLFLOW_ERRORS
+            call.errors = next((shape for below, shape in _BELOW if call.path.startswith(below)), OPENAI_ERRORS)
+            if call.path.startswith(MLFLOW_API):
                 raise RouteNotFound(READ_ONLY)
             raise RouteNotFound(f"There is nothing at {printable(call.path, 200)!r}; /docs lists what there is.")
         found = match.by_method.get("GET" if call.method == "HEAD" else call.method)
