@@ -43,6 +43,7 @@ def test_the_issues_example_works() -> None:
     )
     assert KEY.match(done.stdout)
     assert "600 req/min, 200,000 tok/min; interactive; expires 20" in done.stderr
+    assert "A server that runs takes it within a second." in done.stderr
     (info,) = json.loads(keys("list", "--json").stdout)
     assert (info["tenant"], info["models"], info["rpm"], info["tpm"]) == ("team-a", ["chat"], 600, 200_000)
     assert info["expires_at"] - info["created_at"] == 30 * 86_400

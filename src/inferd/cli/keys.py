@@ -354,7 +354,7 @@ def _show_new(made: NewKey, as_json: bool) -> None:
         f"Key {info.id} of {info.tenant}: {', '.join(info.scopes)} on {', '.join(info.models) or 'every model'}; "
         f"{_limits(info)}; {info.priority}; "
         f"{'never expires' if info.expires_at is None else 'expires ' + _time(info.expires_at)}. "
-        "It is not shown again.",
+        "It is not shown again. A server that runs takes it within a second.",
         err=True,
     )
 
