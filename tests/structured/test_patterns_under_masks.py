@@ -91,7 +91,7 @@ def test_a_text_that_is_excluded_may_begin_with_a_quotation_mark() -> None:
         {"patternProperties": {"^[a-c]$": {"const": 1}}, "additionalProperties": False, "minProperties": 3},
         {"patternProperties": {"^[ab]{2}$": {"const": 1}}, "additionalProperties": False, "minProperties": 2},
         {"propertyNames": {"pattern": "^[0-3]$"}, "minProperties": 2},
-        {"patternProperties": {"^a b$": {"const": 1}}, "additionalProperties": False},
+        {"patternProperties": {r"^a\.\\b\-#$": {"const": 1}}, "additionalProperties": False},
         {
             "patternProperties": {"^(a|)$": {"const": 1}, "^(?:a|b)$": {"minimum": 0}},
             "properties": {"a": {"type": ["integer", "null"]}, "b": {"const": 2}},

@@ -12,7 +12,8 @@ from inferd.structured import ecma, regex
 from inferd.structured.classes import CLASS
 from inferd.structured.faults import Fault, place
 
-_LIST = re.compile(r"\^(?:([\w \-/:@]*)|\((?:\?:)?([\w \-/:@|]*)\))\$")
+_PLAIN = r"(?:[^.+*?()|\[\]{}^$\\\x00-\x1f]|\\[^\w\s|])*"  # characters that stand for themselves
+_LIST = re.compile(rf"\^(?:({_PLAIN})|\((?:\?:)?({_PLAIN}(?:\|{_PLAIN})*)\))\$")
 _MOST_TEXTS = 20
 _LONGEST_SHOWN = 80  # characters of a pattern in a message
 
@@ -124,7 +125,9 @@ def of_others(texts: Iterable[str]) -> str:
 def texts_of(pattern: str) -> tuple[str, ...]:
     """The few texts that match, where the pattern lists them; none where it does not."""
     found = _LIST.fullmatch(pattern)
-    texts = () if found is None else tuple(dict.fromkeys((found[1] or found[2] or "").split("|")))
+    if found is None:
+        return ()
+    texts = tuple(dict.fromkeys(re.sub(r"\\(.)", r"\1", text) for text in (found[1] or found[2] or "").split("|")))
     return texts if len(texts) <= _MOST_TEXTS else ()
 
 
