@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from inferd.cli.main import main
+from inferd.cli.node import named_server
 from inferd.nodes.cache import Cache, cache_folder
 from inferd.nodes.certificate import fingerprint_of
 from inferd.nodes.tokens import parse_token
@@ -26,13 +27,14 @@ TOKEN = f"inferd1.{'A' * 43}.{'B' * 43}"
         (["--join", f"gateway:{'9' * 5000}"], TOKEN.encode(), 1, "is no HOST:PORT"),
         (["--join", f"{'a' * 64}:1"], TOKEN.encode(), 1, "is no HOST:PORT"),
         (["--join", "gateway:0"], TOKEN.encode(), 2, "--join gateway:0 names no port of a server; write gateway:8001."),
+        (["--join", "fd00::1:x"], TOKEN.encode(), 1, "'fd00::1:x' is no name of a host and no address; an address of"),
         (["--join", ":8001"], TOKEN.encode(), 2, "--join :8001 names no host of a server"),
         (["--join", "gateway:1", "--drain", "nan"], TOKEN.encode(), 2, "'nan' is not a number."),
         (["--join", "gateway:1", "--memory", f"{10**9}TiB"], TOKEN.encode(), 2, "is not a size of at most 1048576TiB."),
         (["--join", "gateway:1"], b"\xff\xfe\0", 1, "This is no token of a server"),
         (["--join", "gateway:1", "--label", "zone"], TOKEN.encode(), 1, "'zone' is no label such as zone=a."),
     ],
-    ids=["no port", "digits", "label", "port 0", "no host", "nan", "memory", "binary token", "no label"],
+    ids=["no port", "digits", "label", "port 0", "no address", "no host", "nan", "memory", "binary token", "no label"],
 )
 def test_a_mistake_is_told_before_a_server_is_asked(
     words: list[str], token: bytes, code: int, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -74,3 +76,17 @@ def test_a_token_without_a_server_is_for_the_certificate_of_a_file(
     pem.write_text("no certificate")
     assert "is no certificate in PEM form; name another file, or one that is not there." in made(str(pem))[2]
     assert "cannot be used (No such file or directory); name a file" in made(str(tmp_path / "gone" / "a.pem"))[2]
+
+
+@pytest.mark.parametrize(
+    ("join", "server"),
+    [
+        ("gateway", ("gateway", 8001)),
+        ("gateway:9000", ("gateway", 9000)),
+        ("::1", ("::1", 8001)),
+        ("[fd00::1]", ("fd00::1", 8001)),
+        ("[fd00::1]:9000", ("fd00::1", 9000)),
+    ],
+)
+def test_a_server_is_named_by_a_host_alone_or_with_a_port(join: str, server: tuple[str, int]) -> None:
+    assert named_server(join) == server

@@ -120,15 +120,41 @@ def test_a_model_that_may_be_computed_on_a_gpu_keeps_its_layout(
     assert machines(with_nodes(m=model), 10**9) == {"m": 1}
 
 
-def test_models_get_what_those_before_them_leave() -> None:
-    whole = taken(LARGE) + taken(SMALL) - 1
-    later = msgspec.structs.replace(SMALL, load="on_demand")
-    assert machines(with_nodes(large=LARGE, small=SMALL), whole) == {"large": 1, "small": 2}
-    assert machines(with_nodes(small=SMALL, large=LARGE), whole) == {"small": 1, "large": 2}
-    assert machines(with_nodes(later=later, large=LARGE), whole) == {"later": 2, "large": 1}
-    two = msgspec.structs.replace(LARGE, replicas=2)
-    assert machines(with_nodes(two=two), 2 * taken(LARGE)) == {"two": 1}
-    assert machines(with_nodes(two=two), 2 * taken(LARGE) - 1) == {"two": 2}
+def test_what_other_models_and_replicas_take_divides_none() -> None:
+    whole = taken(LARGE)
+    four = msgspec.structs.replace(LARGE, replicas=4)
+    assert machines(with_nodes(large=LARGE, small=SMALL, four=four), whole) == {"large": 1, "small": 1, "four": 1}
+    found = machines(with_nodes(large=LARGE, small=SMALL, four=four), whole - 1)
+    assert found == {"large": 2, "small": 1, "four": 2}
+
+
+def test_the_part_of_this_machine_counts_which_is_not_that_of_the_others() -> None:
+    # The first stage alone has the logits of a step.
+    model = ModelConfig(
+        source="demo",
+        device="cpu",
+        max_model_len=512,
+        scheduler=SchedulerConfig(max_num_seqs=16384),
+        kv_cache=KVCacheConfig(memory_bytes=500_000_000),
+        parallel=ParallelConfig(pipeline=2, machines=2),
+    )
+    found = plan_model("m", model, free_bytes=1 << 40)
+    assert found is not None
+    first, second = found.machines_bytes
+    assert found.here_bytes == first > second + 500_000_000
+    assert abs(first + second - found.total_bytes) < 0.02 * found.total_bytes
+    config = with_nodes(ServerConfig(memory_bytes=first + taken(SMALL) - 1), m=model, small=SMALL)
+    (problem,) = plan_config(config, free_bytes=1 << 40).problems
+    assert problem.startswith("models.small: ")
+
+
+def test_a_limit_of_one_replica_that_more_processes_do_not_fit_into_is_no_error_of_the_plan() -> None:
+    limited = msgspec.structs.replace(LARGE, load="on_demand", memory_bytes=taken(LARGE) + 1_000_000)
+    config = Config(models={"small": SMALL, "big": limited}, server=ServerConfig(memory_bytes=1500 * 2**20))
+    plan = plan_config(config, free_bytes=1 << 40)
+    assert [problem.partition(":")[0] for problem in plan.problems] == ["models.big"]
+    assert "with so much" not in plan.problems[0]
+    assert bind(config).models["small"].memory_bytes is not None
 
 
 def test_a_budget_of_the_server_counts_and_is_shared_with_the_nodes() -> None:
@@ -170,5 +196,5 @@ def test_check_tells_the_layout_that_was_chosen_and_why(tmp_path: Path, capsys: 
     assert report.divided == {"m": ("1 machine: 1.18 GiB of 954 MiB.",)}
     show(report)
     said = " ".join(capsys.readouterr().out.split())
-    assert "m has rank 0 on this machine and rank 1 on a node that joins; each machine needs about" in said
+    assert "m has rank 0 on this machine and rank 1 on a node that joins; each machine needs at most" in said
     assert "parallel is not set, so the fewest machines like this one were chosen. 1 machine: 1.18 GiB of" in said

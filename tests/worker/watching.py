@@ -149,6 +149,10 @@ class Bytes(NamedTuple):
 
     total_bytes: int
 
+    @property
+    def here_bytes(self) -> int:
+        return self.total_bytes
+
 
 def no_plan(name: str, config: ModelConfig, *, free_bytes: int | None = None) -> Bytes | None:
     return None

@@ -848,15 +848,20 @@ def _is_away(status: ModelStatus) -> bool:
 
 
 def _waiting(router: Router) -> dict[str, str]:
-    """What is missing for the local models of which no replica is ready, as far as they have not failed."""
+    """What the replicas wait for of the local models of which none is ready, as far as they have not failed. A model
+    that is loaded on demand has no replica yet."""
     failed = router.load_failures()
     slow = [one for one in router.models() if one.has_local and not one.replicas_ready and one.name not in failed]
-    return {status.name: why for status in slow if (why := _silence(router, status))}
+    return {status.name: why for status in slow if (why := _reason(router, status.name))}
 
 
 def _silence(router: Router, status: ModelStatus) -> str:
-    details = [replica.detail for replica in router.replica_statuses(status.name)]
-    return next((detail for detail in details if detail), status.detail)
+    return _reason(router, status.name) or status.detail
+
+
+def _reason(router: Router, model: str) -> str:
+    """What a replica of the model says of its state; empty: none says anything."""
+    return next((replica.detail for replica in router.replica_statuses(model) if replica.detail), "")
 
 
 def _refuse_if_all_failed(site: Site) -> None:

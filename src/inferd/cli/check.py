@@ -532,10 +532,10 @@ def spread_lines(model: MemoryEstimate, reasons: Sequence[str]) -> list[str]:
         if parallel.machines == 2
         else f"{parallel.machines - 1} nodes that join, {parallel.per_machine} on each"
     )
-    each = bytes_text(model.here_bytes)
+    each = bytes_text(max(model.machines_bytes))
     chosen = "; parallel is not set, so the fewest machines like this one were chosen" if reasons else ""
     return [
-        f"{model.name} has {own} on this machine and {others} on {nodes}; each machine needs about {each}{chosen}.",
+        f"{model.name} has {own} on this machine and {others} on {nodes}; each machine needs at most {each}{chosen}.",
         *(f"  {sentence}" for sentence in reasons),
     ]
 

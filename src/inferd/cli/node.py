@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import socket
@@ -170,11 +171,19 @@ def _made_token(certificate: Path) -> str:
         ) from None
 
 
-def _named_server(join: str) -> tuple[str, int]:
+def named_server(join: str) -> tuple[str, int]:
     """The host and the port that ``--join`` names. Raises ConfigError."""
     from inferd.nodes.dialling import DEFAULT_PORT
     from inferd.nodes.listener import split_address
 
+    if join.count(":") > 1 and not join.startswith("["):
+        try:
+            return str(ipaddress.IPv6Address(join)), DEFAULT_PORT
+        except ValueError:
+            raise ConfigError(
+                f"--join: {join!r} is no name of a host and no address; an address of IPv6 with a port is [HOST]:PORT.",
+                param="join",
+            ) from None
     has_port = ":" in join and not join.endswith("]")
     return split_address(join if has_port else f"{join}:{DEFAULT_PORT}", "--join")
 
@@ -207,7 +216,7 @@ def run_node(
             "--token-file.",
             param="token",
         )
-    host, port = _named_server(join)
+    host, port = named_server(join)
     if not host or not port:
         raise click.UsageError(f"--join {join} names no {'port' if host else 'host'} of a server; write gateway:8001.")
     called = socket.gethostname() if name is None else name

@@ -31,7 +31,7 @@ class ParallelConfig(Section, frozen=True, kw_only=True):
         Meta(
             description="Machines over which the ranks are spread, in equal numbers: this one and nodes that join at "
             "nodes.listen (docs/parallel.md). 1: all are on the machine of the worker. Where parallel is left "
-            "out, nodes can join and this machine does not hold a replica, the fewest machines that do are taken.",
+            "out, nodes can join and this machine does not hold one replica, the fewest machines that do are taken.",
             ge=1,
             le=64,
         ),

@@ -73,6 +73,7 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     parallel: ParallelConfig = ParallelConfig()
     layout: str = ""  # "2 ranks (tensor 2 x pipeline 1)"; "": one process
     placed: Placed | None = None  # where server.devices says what devices there are
+    machines_bytes: tuple[int, ...] = ()  # of each of several machines, this one first
     kv_bytes: int = 0
     kv_bytes_per_token: int = 0
     num_blocks: int = 0
@@ -95,8 +96,8 @@ class MemoryEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def here_bytes(self) -> int:
-        """Its part on this machine: that of others is equal."""
-        return -(-self.total_bytes // self.parallel.machines)
+        """Its part on this machine."""
+        return self.machines_bytes[0] if self.machines_bytes else self.total_bytes
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +170,7 @@ def plan_model(
         parallel=config.parallel,
         layout=config.parallel.text,
         placed=None if spot is None or devices is None else spot.placed(arena.num_blocks, devices.rooms),
+        machines_bytes=tuple(fixed + arena.num_blocks * block for fixed, block in machines),
         weights_bytes=weights_bytes,
         kv_bytes=arena.nbytes,
         kv_bytes_per_token=arena.bytes_per_token,
@@ -183,7 +185,7 @@ def plan_model(
         typical_len=typical,
         typical_concurrency=concurrency(typical),
     )
-    fullest = max((fixed + arena.num_blocks * block for fixed, block in machines), default=0)
+    fullest = max(estimate.machines_bytes, default=0)
     if fullest > free_bytes:
         raise ModelLoadError(
             f"A replica of {name} takes {bytes_text(fullest)} on the fullest of its {config.parallel.machines} "
@@ -336,12 +338,6 @@ def _roles_text(config: ModelConfig) -> str:
     return f"{config.roles.prefill} for prompts and {config.roles.decode} for answers"
 
 
-def in_turn(config: Config) -> list[tuple[str, ModelConfig]]:
-    """The local models in the order in which they get memory: those that are loaded at the start first."""
-    local = [(name, model) for name, model in config.models.items() if model.num_local]
-    return sorted(local, key=lambda item: item[1].is_on_demand)
-
-
 def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
     """The memory of every local model, in the order of the configuration. Each gets what the models before it
     leave. Raises ModelLoadError when a model's files are at fault; what does not fit is in ``problems``."""
@@ -354,7 +350,9 @@ def plan_config(config: Config, free_bytes: int | None = None) -> Plan:
     startup = 0
     devices = devices_of(config.server.devices)
     in_order = {name: at for at, name in enumerate(config.models)}
-    for name, model in in_turn(config):
+    for name, model in sorted(config.models.items(), key=lambda item: item[1].is_on_demand):
+        if model.num_local == 0:
+            continue
         # A model that is loaded on demand may use the memory of other such models, which are unloaded for it.
         room = budget - startup
         try:
@@ -405,7 +403,10 @@ def _wider(model: ModelConfig, config: Config, free_bytes: int) -> str:
     artifact = _artifact(model)
     if artifact is not None and artifact.kind == "predict":
         return " Only models that generate text are divided among machines." if config.nodes.listen else ""
-    spot = over_machines(msgspec.structs.replace(model, roles=None), free_bytes)
+    try:
+        spot = over_machines(msgspec.structs.replace(model, roles=None), free_bytes)
+    except ModelLoadError:  # the memory that is set for a replica is too little for more processes
+        return ""
     count = 1 if spot is None else spot.parallel.machines
     setting = machines_setting(count, model, config) if count > 1 else ""
     return f" {count} machines with so much hold it, each with a stage of its layers: {setting}." if setting else ""

@@ -1,12 +1,13 @@
-"""Models that this machine does not hold are divided among it and nodes, though no layout is set.
+"""Models of which this machine does not hold one replica are divided among it and nodes, though no layout is set.
 
-The layout follows from the configuration and from the memory that this machine has, so every start chooses the same
-one: what other programs leave free, and which nodes joined, do not count. Each machine is taken to have as much as this
-one. Reads the headers of checkpoints.
+The layout follows from the model's settings and from the memory that this machine has, so every start chooses the same
+one: what other programs and models leave free, and which nodes joined, do not count. Each machine is taken to have as
+much as this one. Reads the headers of checkpoints.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from inferd.config.rules import may_choose_machines
 from inferd.errors import ModelLoadError
 from inferd.machine.gpus import may_compute_on_gpu
 from inferd.machine.memory import limit_bytes
-from inferd.planning.memory import in_turn, over_machines, plan_model
+from inferd.planning.memory import over_machines
 
 
 class Spread(NamedTuple):
@@ -28,28 +29,21 @@ class Spread(NamedTuple):
 
 
 def spread(config: Config, whole_bytes: int | None = None) -> Spread:
-    """The configuration with ``parallel`` of each model that nothing excludes from several machines and that this one
-    does not hold: the fewest machines that do, each with a stage of its layers.
+    """The configuration with ``parallel`` of each model that nothing excludes from several machines and of which this
+    one does not hold a replica, even alone: the fewest machines that do, each with a stage of its layers.
 
-    Each model gets what the models before it leave. ``whole_bytes``: the memory of this machine, of which
-    ``server.memory_bytes`` may be used where it is set. What no number of machines holds keeps its layout, and is
-    refused where it is planned or loaded.
+    ``whole_bytes``: the memory of this machine, of which ``server.memory_bytes`` may be used where it is set. What no
+    number of machines holds keeps its layout, and is refused where it is planned or loaded.
     """
     if not any(may_choose_machines(model, config) for model in config.models.values()):
         return Spread(config, {})
     whole = limit_bytes() if whole_bytes is None else whole_bytes
     budget = whole if config.server.memory_bytes is None else min(whole, config.server.memory_bytes)
     models, reasons = dict(config.models), dict[str, tuple[str, ...]]()
-    for name, model in in_turn(config):
-        each = max(budget, 0) // model.num_local
-        try:
-            if may_choose_machines(model, config):
-                models[name], reasons[name] = _divided(model, each)
-            estimate = plan_model(name, models[name], free_bytes=each)
-        except ModelLoadError:
-            continue
-        if estimate is not None and not model.is_on_demand:
-            budget -= estimate.here_bytes * estimate.replicas
+    for name, model in config.models.items():
+        if may_choose_machines(model, config):
+            with contextlib.suppress(ModelLoadError):  # it is refused where it is planned or loaded
+                models[name], reasons[name] = _divided(model, budget)
     divided = {name: why for name, why in reasons.items() if why}
     return Spread(msgspec.structs.replace(config, models=models), divided)
 

@@ -39,6 +39,11 @@ class Estimate(Protocol):
         """The memory of one replica in bytes."""
         ...
 
+    @property
+    def here_bytes(self) -> int:
+        """Of that the part on this machine, where the replica begins on it."""
+        ...
+
 
 Plan = Callable[..., Estimate | None]
 """``plan(name, config, free_bytes=...)``: the planned memory of one replica, None where it cannot be known. Raises
@@ -192,8 +197,7 @@ class Loading:
         estimate = await self._estimate(pool)
         if estimate is None:
             return None, 0
-        here = -(-estimate.total_bytes // pool.config.parallel.machines)
-        need = here * self._num_here(pool, here)
+        need = estimate.here_bytes * self._num_here(pool, estimate.here_bytes)
         bound = estimate.total_bytes if pool.config.memory_bytes is None else None
         if not need:
             return bound, estimate.total_bytes
