@@ -27,7 +27,7 @@ from tests.tiny_server import TINY_WORKER, unknown
 from inferd.app.control_socket import open_control_socket
 from inferd.app.root import MAX_FILES, Ready, ServeOptions, Site, run
 from inferd.autoscale.controller import Autoscaler
-from inferd.config import CacheConfig, Config, ModelCacheConfig
+from inferd.config import CacheConfig, Config, ModelCacheConfig, NodesConfig, PlacementConfig
 from inferd.drift.monitors import Monitors
 from inferd.errors import ConfigError, InferdError, ModelLoadError, Unavailable
 from inferd.events import ignore
@@ -125,6 +125,17 @@ def test_a_server_that_has_left_holds_nothing(tmp_path: Path) -> None:
     assert {signal.getsignal(number) for number in SIGNALS} == {signal.SIG_IGN}, (
         "nothing is left that a signal could end"
     )
+
+
+def test_a_model_that_is_loaded_on_demand_is_not_told_as_one_that_waits(tmp_path: Path) -> None:
+    wanted = config(tmp_path, free_port())
+    later = msgspec.structs.replace(wanted.models["tiny"], load="on_demand")
+    alone = msgspec.structs.replace(wanted.models["tiny"], placement=PlacementConfig(nodes="only"))
+    wanted = msgspec.structs.replace(
+        wanted, models={"later": later, "alone": alone}, nodes=NodesConfig(listen="127.0.0.1:0")
+    )
+    (ready,) = serve(wanted)
+    assert list(ready.waiting) == ["alone"]
 
 
 def test_a_server_that_has_left_holds_no_connection_to_its_cache(tmp_path: Path) -> None:

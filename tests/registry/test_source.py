@@ -70,6 +70,10 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path, files: dict[str, str], sai
         ("gpt two", "no model source"),
         ("http://10.0.0.5:8000/v1", "openai:http://10.0.0.5:8000/v1 names a server there"),
         ("https://huggingface.co/Qwen/Qwen3-0.6B", "write Qwen/Qwen3-0.6B for the model"),
+        ("http://hf.co/Qwen/Qwen3-0.6B/tree/main", "write Qwen/Qwen3-0.6B for the model"),
+        ("https://huggingface.co/", "write organisation/name of a model"),
+        ("https://example.com/iris.ONNX?download=1", "download the file, and write its path"),
+        ("http://[", "check its spelling"),
     ],
 )
 def test_what_is_no_source_is_refused_with_the_remedy(source: str, said: str) -> None:

@@ -15,8 +15,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
+from urllib.parse import urlsplit
 
 from inferd import models
 from inferd.errors import ModelLoadError
@@ -26,6 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 _BUNDLED = (*models.NAMES, *models.CLASSIFIERS)
 _CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*|.+\.py:[A-Za-z_]\w*", re.DOTALL)
+_HUBS: Final = ("huggingface.co", "hf.co", "www.huggingface.co")
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
 REFERENCES: Final = ("registry:", "mlflow:")
@@ -158,9 +160,9 @@ def resolve(source: str, progress: Progress = silent) -> Path:
             param="source",
         )
     if source.startswith(("http://", "https://")):
-        at_hub = source.removeprefix("https://huggingface.co/")
-        remedy = f"openai:{source} names a server there" if at_hub == source else f"write {at_hub} for the model"
-        raise ModelLoadError(f"{source} is a URL, from which no model is loaded; {remedy}.", param="source")
+        raise ModelLoadError(
+            f"{source} is a URL, from which no model is loaded; {_url_advice(source)}.", param="source"
+        )
     path = Path(source).expanduser()
     if path.is_dir() or path.is_file():
         return path
@@ -178,6 +180,20 @@ def resolve(source: str, progress: Progress = silent) -> Path:
         f"({', '.join(_BUNDLED)}) and not a hub id such as Qwen/Qwen3-0.6B.{hint}",
         param="source",
     )
+
+
+def _url_advice(url: str) -> str:
+    """What to write in place of a URL: the id of a page of the Hub, a server's address, or the path of a file."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "check its spelling"
+    if parts.hostname in _HUBS:
+        hub_id = "/".join(parts.path.split("/")[1:3])
+        return f"write {hub_id} for the model" if _HUB_ID.fullmatch(hub_id) else "write organisation/name of a model"
+    if PurePosixPath(parts.path).suffix.lower() in MODEL_SUFFIXES:
+        return "download the file, and write its path"
+    return f"openai:{url} names a server there"
 
 
 def _path_advice(source: str, path: Path) -> str:
