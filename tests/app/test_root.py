@@ -152,11 +152,13 @@ def test_a_server_that_has_left_holds_no_connection_to_its_cache(tmp_path: Path)
 
     def ask(address: str) -> None:
         try:
-            for _ in range(2):
+            for _ in range(50):  # an answer that the busy cache does not confirm in time is not kept
                 body = b'{"model": "tiny", "prompt": "hello", "temperature": 0}'
                 head = {"content-type": "application/json"}
                 with urlopen(HttpRequest(f"{address}/v1/completions", body, head), timeout=30) as answer:
                     found.append(answer.headers["x-inferd-cache"])
+                if found[-1] == "hit":
+                    break
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -166,7 +168,8 @@ def test_a_server_that_has_left_holds_no_connection_to_its_cache(tmp_path: Path)
     try:
         before = held(tmp_path)
         assert run(wanted, ServeOptions(on_ready=on_ready, command=TINY_WORKER, plan=unknown)) == 0
-        assert found == ["miss", "hit"]
+        assert found[0] == "miss"
+        assert found[-1] == "hit"
         assert held(tmp_path) == before
     finally:
         server.stop()
