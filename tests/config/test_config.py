@@ -221,6 +221,13 @@ def test_a_section_that_the_environment_alone_sets_names_the_variable_when_wrong
     assert "models.chat.sead: no such field" in said
 
 
+def test_options_in_the_environment_are_json_or_texts() -> None:
+    given = {"STD": "false", "QUANTILES": "[0.1, 0.9]", "FOLDER": "/data", "SEED": " 3 "}
+    env = {f"INFERD_MODELS__M__OPTIONS__{name}": value for name, value in given.items()}
+    options = load_config(None, {**env, "INFERD_MODELS__M__SOURCE": "m.skops"}, {}).models["m"].options
+    assert options == {"std": False, "quantiles": [0.1, 0.9], "folder": "/data", "seed": 3}
+
+
 def test_the_environment_finds_tenants_by_name_and_new_sections() -> None:
     env = {
         "INFERD_TENANTS__TEAM_A__TPM": "2k",

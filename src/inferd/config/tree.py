@@ -299,6 +299,11 @@ def _leaf(node: inspect.Type, value: object, scale: Scale | None) -> object:
 
 def _untext(node: inspect.Type, text: str) -> object:
     plain = text.strip()
+    if isinstance(node, inspect.AnyType):  # an option: JSON (3, true, [0.1, 0.9]) or else a text
+        try:
+            return msgspec.json.decode(plain)
+        except msgspec.DecodeError:
+            return str(text)
     if isinstance(node, inspect.BoolType):
         truths = {
             "true": True,

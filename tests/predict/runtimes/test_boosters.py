@@ -193,3 +193,5 @@ def test_an_option_that_there_is_not_is_told(tmp_path: Path) -> None:
     xgb(tmp_path / "m.json", NUMBERS)
     with pytest.raises(ModelLoadError, match="no option 'margins'"):
         loaded(tmp_path / "m.json", options={"margins": True})
+    with pytest.raises(ModelLoadError, match=r"options\.margin is 'maybe'; write true or false\."):
+        loaded(tmp_path / "m.json", options={"margin": "maybe"})

@@ -108,6 +108,9 @@ def test_all_quantiles_of_a_distribution_are_kept(tmp_path: Path) -> None:
     chosen = loaded(path, allow_pickle=True, options={"quantiles": [0.25, 0.75]})
     assert chosen.contract.outputs[0].labels == ("0.25", "0.75")
     assert answered(chosen, {"input-0": ROWS})["quantiles"].shape == (60, 2)
+    for wrong in ("x", ["x"], [0.5, 2]):
+        with pytest.raises(ModelLoadError, match=r"options\.quantiles is .*; write "):
+            loaded(path, allow_pickle=True, options={"quantiles": wrong})
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,8 @@ def test_a_script_needs_the_operators_word_and_may_be_told_its_shapes(tmp_path: 
     for options, said in (
         ({"inputs": {"x": "FP32 [-1, 4]"}}, "names 'x'"),
         ({"inputs": {"input": "float"}}, "write a datatype and a shape"),
+        ({"inputs": "x"}, "options.inputs is 'x'; write a datatype and a shape for each input"),
+        ({"input": {}}, "no option 'input'"),
         ({"inputs": {"input": "FP32 [-1, 5]"}}, "does not take an example"),
     ):
         with pytest.raises(ModelLoadError, match=said):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from inferd.config import ModelConfig
 from inferd.errors import ModelLoadError
@@ -36,12 +36,28 @@ def needs(module: str, what: str) -> Any:
         raise ModelLoadError(f"{package} cannot be imported: {error}; install it again.", param="runtime") from None
 
 
-def check_options(name: str, what: str, config: ModelConfig, *known: str) -> None:
-    """Raises ModelLoadError for options of the model ``name`` that ``what`` does not have."""
-    unknown = sorted(set(config.options) - set(known))
+class Option(NamedTuple):
+    """An option of a runtime: the types that its value may have, and what is written there."""
+
+    name: str
+    types: tuple[type, ...]
+    wanted: str
+
+
+def check_options(name: str, what: str, config: ModelConfig, *known: Option) -> None:
+    """Raises ModelLoadError for options of the model ``name`` that ``what`` does not have, and for values of another
+    type."""
+    unknown = sorted(set(config.options) - {option.name for option in known})
     if unknown:
-        there = f"there is {known[0]} alone" if len(known) == 1 else f"there are {', '.join(known)}"
+        names = ", ".join(option.name for option in known)
+        there = f"there is {names} alone" if len(known) == 1 else f"there are {names}"
         raise ModelLoadError(f"models.{name}.options: {what} has no option {unknown[0]!r}; {there}.", param="options")
+    for option in known:
+        if option.name in config.options and not isinstance(config.options[option.name], option.types):
+            raise ModelLoadError(
+                f"models.{name}.options.{option.name} is {config.options[option.name]!r}; write {option.wanted}.",
+                param="options",
+            )
 
 
 def bound_memory(torch: Any, device: Any, memory_bytes: int | None) -> None:

@@ -14,7 +14,7 @@ from inferd.errors import ModelLoadError
 from inferd.predict.contract import Array
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes.boosters import Objective, boosted
-from inferd.predict.runtimes.libraries import check_options, needs
+from inferd.predict.runtimes.libraries import Option, check_options, needs
 from inferd.predict.stacked import Stacked
 from inferd.registry.source import Progress
 
@@ -25,7 +25,7 @@ _ALPHA: Final = re.compile(rb"\[alpha: ([0-9.eE+-]+)\]")
 def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> Stacked:
     """The booster at ``path``. Raises ModelLoadError."""
     lightgbm = needs("lightgbm", "A LightGBM model")
-    check_options(name, "a LightGBM model", config, "margin")
+    check_options(name, "a LightGBM model", config, Option("margin", (bool,), "true or false"))
     path = Path(path)
     progress("model", 0, 1)
     header = header_of(path)

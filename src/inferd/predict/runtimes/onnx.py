@@ -23,7 +23,7 @@ from inferd.errors import InvalidRequest, ModelLoadError
 from inferd.predict.ceiling import Ceiling, memory_ceiling
 from inferd.predict.contract import NUMPY, Array, Contract, Tensors, object_array
 from inferd.predict.load import num_threads
-from inferd.predict.runtimes.libraries import check_options, needs
+from inferd.predict.runtimes.libraries import Option, check_options, needs
 from inferd.predict.runtimes.trial import Trial, common_refusal, is_open, try_rows, vetoed
 from inferd.predict.stacked import Stacked
 from inferd.registry.onnx_file import OnnxFile, Value, check_external, read_onnx
@@ -300,7 +300,7 @@ def _providers(ort: Any, config: ModelConfig) -> list[Any]:
 
 def _custom_operators(name: str, path: Path, file: OnnxFile, config: ModelConfig, options: Any) -> None:
     """Libraries of operators are code: they are named by the operator and need allow_code."""
-    check_options(name, "an ONNX model", config, "custom_ops")
+    check_options(name, "an ONNX model", config, Option("custom_ops", (str, list), "a path or a list of paths"))
     libraries = config.options.get("custom_ops", [])
     for library in [libraries] if isinstance(libraries, str) else libraries:
         if not config.allow_code:

@@ -24,7 +24,7 @@ from inferd.errors import InferdError, InvalidRequest, ModelLoadError
 from inferd.predict.contract import Array, Contract, Tensors, datatype_of, object_array
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes import tabular
-from inferd.predict.runtimes.libraries import check_options, needs
+from inferd.predict.runtimes.libraries import Option, check_options, needs
 from inferd.predict.runtimes.trial import try_rows, vetoed
 from inferd.predict.stacked import Stacked
 from inferd.registry.content import content_of
@@ -190,7 +190,14 @@ class SklearnModel:
 def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> Stacked:
     """The estimator at ``path``. Raises ModelLoadError."""
     needs("sklearn", "A scikit-learn model")
-    check_options(name, "a scikit-learn model", config, "quantiles", "std", "trusted")
+    check_options(
+        name,
+        "a scikit-learn model",
+        config,
+        Option("quantiles", (int, float, list), "a number or a list of numbers, such as [0.1, 0.9]"),
+        Option("std", (bool,), "true or false"),
+        Option("trusted", (str, list), "a list of types"),
+    )
     path = Path(path)
     progress("model", 0, 1)
     with warnings.catch_warnings(record=True) as caught:
@@ -339,7 +346,13 @@ def _allows_nan(estimator: Any) -> bool:
 def _quantiles(config: ModelConfig, final: Any) -> tuple[float, ...]:
     """The configured quantiles, or the estimator's own."""
     found = config.options.get("quantiles", getattr(final, "default_quantiles", None)) or (0.1, 0.5, 0.9)
-    return tuple(float(one) for one in ([found] if isinstance(found, int | float) else found))
+    chosen = [found] if isinstance(found, int | float) else list(found)
+    if not all(isinstance(one, int | float) and 0 < one < 1 for one in chosen):
+        raise ModelLoadError(
+            f"options.quantiles is {found!r}; write numbers between 0 and 1, such as [0.1, 0.9].",
+            param="options",
+        )
+    return tuple(map(float, chosen))
 
 
 def _columns(estimator: Any) -> tuple[TensorSpec, ...] | None:

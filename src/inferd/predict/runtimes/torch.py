@@ -18,7 +18,7 @@ from inferd.config import ModelConfig
 from inferd.errors import ModelLoadError
 from inferd.predict.contract import Array, Contract, Tensors
 from inferd.predict.load import num_threads
-from inferd.predict.runtimes.libraries import bound_memory, needs
+from inferd.predict.runtimes.libraries import Option, bound_memory, check_options, needs
 from inferd.predict.runtimes.pt2_check import check_archive
 from inferd.predict.runtimes.trial import example, try_rows, vetoed
 from inferd.predict.stacked import Stacked
@@ -271,6 +271,13 @@ def _torchscript(torch: Any, name: str, path: Path, config: ModelConfig, device:
             f"torch {torch.__version__} cannot load {path}: {str(error).partition(chr(10))[0][:300]}", param="source"
         ) from None
     arguments = module.forward.schema.arguments[1:]
+    check_options(
+        name,
+        "a TorchScript program",
+        config,
+        Option("inputs", (dict,), 'a datatype and a shape for each input, such as {"x": "FP32 [-1, 3, 224, 224]"}'),
+        Option("outputs", (list,), "a list of names"),
+    )
     declared = _declared_inputs(name, config)
     specs, scalars, any_rank = [], {}, []
     for argument in arguments:
@@ -338,7 +345,7 @@ def _declared_inputs(name: str, config: ModelConfig) -> dict[str, TensorSpec]:
 
 def _declared_outputs(config: ModelConfig) -> tuple[str, ...]:
     declared = config.options.get("outputs", ())
-    return tuple(str(name) for name in declared) if isinstance(declared, list | tuple) else ()
+    return tuple(map(str, declared))
 
 
 def _array(tensor: torch.Tensor) -> Array:

@@ -20,7 +20,7 @@ from inferd.errors import InferdError, InternalError, InvalidRequest, ModelLoadE
 from inferd.predict.contract import NUMPY, Array, Contract
 from inferd.predict.runtime import Item, Result
 from inferd.predict.runtimes import triton_interface
-from inferd.predict.runtimes.libraries import check_options
+from inferd.predict.runtimes.libraries import Option, check_options
 from inferd.predict.runtimes.python import OPERATORS_CODE, failed
 from inferd.registry.rows.verdict import Because
 from inferd.registry.source import Progress
@@ -191,7 +191,7 @@ def _called(file: Path, what: str, function: object, *arguments: object) -> obje
 
 def _settings(name: str, cls: type, config: ModelConfig) -> dict[str, object]:
     """Triton's model configuration, completed by the model where nothing is declared."""
-    check_options(name, "such a model", config, "model_config")
+    check_options(name, "such a model", config, Option("model_config", (dict,), "a mapping, as in config.pbtxt"))
     given = config.options.get("model_config", {})
     settings: dict[str, object] = json.loads(json.dumps(given))  # its own, to be completed
     settings.setdefault("name", name)

@@ -14,7 +14,7 @@ from inferd.errors import ModelLoadError
 from inferd.predict.contract import Array
 from inferd.predict.load import num_threads
 from inferd.predict.runtimes.boosters import Objective, boosted
-from inferd.predict.runtimes.libraries import check_options, needs
+from inferd.predict.runtimes.libraries import Option, check_options, needs
 from inferd.predict.stacked import Stacked
 from inferd.registry.content import content_of
 from inferd.registry.source import Progress
@@ -23,7 +23,7 @@ from inferd.registry.source import Progress
 def load(name: str, path: Path | str, config: ModelConfig, progress: Progress) -> Stacked:
     """The booster at ``path``. Raises ModelLoadError."""
     xgboost = needs("xgboost", "An XGBoost model")
-    check_options(name, "an XGBoost model", config, "margin")
+    check_options(name, "an XGBoost model", config, Option("margin", (bool,), "true or false"))
     path = Path(path)
     progress("model", 0, 1)
     try:
