@@ -126,7 +126,7 @@ def test_a_server_without_a_port_for_nodes_says_so(tmp_path: Path, monkeypatch: 
     ("words", "said"),
     [
         (["node"], "Missing --join HOST:PORT"),
-        (["node", "--join", "gateway"], "'gateway' is no HOST:PORT"),
+        (["node", "--join", "gateway:x"], "'gateway:x' is no HOST:PORT"),
         (["node", "--join", "gateway:1", "--label", "zone"], "'zone' is no label such as zone=a"),
         (["node", "--join", "gateway:1", "--memory", "much"], "'much' is not a size"),
     ],
