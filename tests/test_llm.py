@@ -15,6 +15,7 @@ import pytest
 
 from inferd import clock
 from inferd.answer_form import Regex
+from inferd.backend import FOR_EVER, Wait
 from inferd.errors import InferdError, InvalidRequest
 from inferd.llm import LLM
 from inferd.types import (
@@ -51,7 +52,7 @@ class EchoBackend:
         self.most_together = 0
         self.is_closed = False
 
-    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> object:
+    def prepare(self, request: GenerateRequest, *, wait: Wait | None = FOR_EVER) -> object:
         match request.prompt:
             case TextPrompt():
                 text = request.prompt.text

@@ -10,8 +10,10 @@ that a backend may have; a loop asks for each by ``isinstance``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar, runtime_checkable
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from inferd.types import (
     AdapterState,
@@ -32,6 +34,48 @@ Work_contra = TypeVar("Work_contra", contravariant=True)
 
 class TakesLong(Exception):
     """A request can be prepared only by waiting for another process."""
+
+
+class WaitEndedError(Exception):
+    """The result of what was waited for is no longer wanted."""
+
+
+class Wait:
+    """A thread's wait for work done elsewhere, which another thread may end. Safe to use from several threads."""
+
+    __slots__ = ("_is_ended", "_lock", "_stops")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_ended = False
+        self._stops: list[Callable[[], object]] = []
+
+    def end(self) -> None:
+        """Stop the work. Idempotent."""
+        with self._lock:
+            self._is_ended = True
+            for stop in self._stops:
+                stop()
+
+    @contextmanager
+    def stopped_by(self, stop: Callable[[], object]) -> Iterator[None]:
+        """Within the block, ``stop`` makes the work stop; it must return at once and must not raise. Raises
+        WaitEndedError, before the block or behind it, where the wait was ended."""
+        with self._lock:
+            if self._is_ended:
+                raise WaitEndedError
+            self._stops.append(stop)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stops.remove(stop)
+        if self._is_ended:
+            raise WaitEndedError
+
+
+FOR_EVER: Final = Wait()
+"""The wait of a caller that never ends it."""
 
 
 class Backend(Protocol[Work_contra]):
@@ -72,10 +116,10 @@ class Backend(Protocol[Work_contra]):
 class PreparingBackend(Backend[Any], Protocol):
     """A generating model: its requests are prepared in another thread before they are added."""
 
-    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> object:
+    def prepare(self, request: GenerateRequest, *, wait: Wait | None = FOR_EVER) -> object:
         """Validate, render and tokenize: everything that costs no step. The result is what ``add`` is given. Called
-        from any thread; must not touch the state of the loop's thread. Raises InvalidRequest; and TakesLong, if it may
-        not take long and has to wait for another process."""
+        from any thread; must not touch the state of the loop's thread. Raises InvalidRequest; TakesLong, if it has to
+        wait for another process and there is no ``wait``; and WaitEndedError, if that was ended."""
         ...
 
 

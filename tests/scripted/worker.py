@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tests.scripted import Script
 
 from inferd.answer_form import Choices
+from inferd.backend import FOR_EVER, Wait
 from inferd.config import ModelConfig
 from inferd.engine.engine import Engine
 from inferd.engine.forms import Resolved
@@ -35,9 +36,9 @@ def create(
     tokenizer = engine._preparer.tokenizer
     resolve = forms.resolve
 
-    def scripted(request: GenerateRequest, prompt_ids: Sequence[int], *, may_take_long: bool = True) -> Resolved:
+    def scripted(request: GenerateRequest, prompt_ids: Sequence[int], *, wait: Wait | None = FOR_EVER) -> Resolved:
         # First, because a request that would take long here is refused and resolved again elsewhere: it counts once.
-        resolved = resolve(request, prompt_ids, may_take_long=may_take_long)
+        resolved = resolve(request, prompt_ids, wait=wait)
         answer = script.answer_to(request)
         grammar = resolved.grammar
         if answer is None:

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -22,10 +23,12 @@ from tests.heap import thread_seconds
 from tests.tiers import THOROUGH
 
 from inferd.answer_form import Choices, Constraint, Grammar, JsonSchema, Regex
-from inferd.backend import TakesLong
+from inferd.backend import FOR_EVER, TakesLong, Wait, WaitEndedError
 from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.errors import InferdError, InvalidRequest, Overloaded
+from inferd.structured import compiled as compiled_forms
 from inferd.structured.compiled import Compiler
+from inferd.structured.grammar_text import Form
 from inferd.structured.trial import __main__ as waiting
 from inferd.structured.trial import client
 from inferd.structured.trial.task import Task
@@ -86,13 +89,14 @@ class InThread:
 
     def __init__(self, compiler: Compiler, constraint: Constraint) -> None:
         self.outcome: object = None
+        self.cancellable = Wait()
         self._thread = threading.Thread(target=self._run, args=(compiler, constraint))
         self._thread.start()
 
     def _run(self, compiler: Compiler, constraint: Constraint) -> None:
         try:
-            self.outcome = compiler.compile(constraint)
-        except InferdError as error:
+            self.outcome = compiler.compile(constraint, wait=self.cancellable)
+        except (InferdError, WaitEndedError) as error:
             self.outcome = error
 
     def wait(self) -> object:
@@ -114,8 +118,8 @@ def trial_of(compiler: Compiler) -> int:
 
 
 def test_a_cheap_form_needs_no_trial_and_others_say_that_they_take_long(compiler: Compiler) -> None:
-    compiler.compile(CHEAP, may_take_long=False)
-    compiler.compile(Choices(texts=("a", "b"), at="c"), may_take_long=False)
+    compiler.compile(CHEAP, wait=None)
+    compiler.compile(Choices(texts=("a", "b"), at="c"), wait=None)
     assert compiler.trials.pid is None
     costly: list[Constraint] = [
         COSTLY,
@@ -126,19 +130,19 @@ def test_a_cheap_form_needs_no_trial_and_others_say_that_they_take_long(compiler
     ]
     for constraint in costly:
         with pytest.raises(TakesLong):
-            compiler.compile(constraint, may_take_long=False)
+            compiler.compile(constraint, wait=None)
     assert compiler.trials.pid is None
     grammar = compiler.compile(COSTLY)
-    assert compiler.compile(COSTLY, may_take_long=False) is grammar
+    assert compiler.compile(COSTLY, wait=None) is grammar
 
 
 def test_schemas_are_checked_in_a_trial_and_what_became_of_them_is_kept(compiler: Compiler) -> None:
     refused = {"type": "array", "uniqueItems": True}
     given = [(COSTLY.schema, "a"), (refused, "b"), (CHEAP.schema, "c")]
     with pytest.raises(TakesLong):
-        compiler.refusals(given, may_take_long=False)
-    for may_take_long in (True, False):
-        first, second, third = compiler.refusals(given, may_take_long=may_take_long)
+        compiler.refusals(given, wait=None)
+    for wait in (FOR_EVER, None):
+        first, second, third = compiler.refusals(given, wait=wait)
         assert first is None
         assert third is None
         assert second is not None
@@ -215,6 +219,44 @@ def test_a_trial_that_gets_too_little_of_the_processor_is_no_fault_of_the_form(
     until(lambda: not children(waiting))  # it does not go on for nothing
     monkeypatch.setattr(client, "MOST_WAIT_S", 30.0)
     compiler.compile(Regex(pattern="b", at="r"))
+
+
+def test_a_trial_ends_with_the_wait_for_it_and_others_go_on(compiler: Compiler) -> None:
+    left = InThread(compiler, LONG)
+    trial = trial_of(compiler)
+    other = InThread(compiler, COSTLY)
+    left.cancellable.end()
+    assert isinstance(left.wait(), WaitEndedError)
+    until(lambda: not Path(f"/proc/{trial}").exists())
+    assert other.wait() is compiler.compile(COSTLY, wait=None)
+    with pytest.raises(WaitEndedError):
+        compiler.compile(LONG, wait=left.cancellable)
+
+
+def test_a_form_that_passed_its_trial_is_not_compiled_once_nothing_waits_for_it(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_compile, compiled = threading.Event(), []
+
+    def first_of_the_thread() -> None:
+        assert may_compile.wait(30)
+
+    def note(given: Form, *_: object, **__: object) -> NoReturn:
+        compiled.append(given)
+        raise InvalidRequest("it is not compiled here")
+
+    thread = ThreadPoolExecutor(1)
+    monkeypatch.setattr(compiler, "_thread", thread)
+    monkeypatch.setattr(compiler, "_compiled", note)
+    monkeypatch.setattr(compiled_forms, "_SHORT_S", 0.0)
+    thread.submit(first_of_the_thread)
+    left = InThread(compiler, COSTLY)
+    until(thread._work_queue.qsize)
+    left.cancellable.end()
+    assert isinstance(left.wait(), WaitEndedError)
+    may_compile.set()
+    thread.shutdown()
+    assert not compiled
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no such share")
@@ -307,7 +349,7 @@ def test_what_needs_no_trial_is_cheap(lasting: Compiler, schema: Any) -> None:
     """It is compiled beside other work, in well under the time that a trial may take."""
     with thread_seconds() as taken_s:
         with contextlib.suppress(InvalidRequest, TakesLong):
-            lasting.compile(JsonSchema(schema=schema, at="s"), may_take_long=False)
+            lasting.compile(JsonSchema(schema=schema, at="s"), wait=None)
         assert taken_s() < client.MOST_SECONDS / 4, json.dumps(schema)
 
 

@@ -12,7 +12,7 @@ from tests.worker.watching import until_now
 
 from inferd import clock
 from inferd.answer_form import AnswerForm, Regex
-from inferd.backend import TakesLong
+from inferd.backend import FOR_EVER, TakesLong, Wait
 from inferd.config import ModelConfig
 from inferd.types import Chat, GenerateRequest, TextPrompt
 from inferd.worker.intake import NUM_TRYING, Intake
@@ -28,7 +28,7 @@ class SlowToPrepare(TinyBackend):
         self.begun = threading.Semaphore(0)
         self.may_go_on = threading.Semaphore(0)
 
-    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
+    def prepare(self, request: GenerateRequest, *, wait: Wait | None = FOR_EVER) -> Prepared:
         self.begun.release()
         assert self.may_go_on.acquire(timeout=10)
         return super().prepare(request)
@@ -166,7 +166,7 @@ def test_a_request_whose_deadline_has_passed_is_not_even_prepared() -> None:
 
 def test_a_form_that_takes_long_to_compile_keeps_no_other_request_waiting() -> None:
     class SlowToCompile(SlowToPrepare):
-        def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
+        def prepare(self, request: GenerateRequest, *, wait: Wait | None = FOR_EVER) -> Prepared:
             return super().prepare(request) if request.form is not None else TinyBackend.prepare(self, request)
 
     backend = SlowToCompile()
@@ -189,11 +189,11 @@ def test_a_form_that_takes_long_to_compile_keeps_no_other_request_waiting() -> N
 class SlowToTry(SlowToPrepare):
     """Forms whose pattern is "slow" must be tried."""
 
-    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
+    def prepare(self, request: GenerateRequest, *, wait: Wait | None = FOR_EVER) -> Prepared:
         form = request.form
         if form is None or not isinstance(form.constraint, Regex) or form.constraint.pattern != "slow":
             return TinyBackend.prepare(self, request)
-        if not may_take_long:
+        if wait is None:
             raise TakesLong
         return super().prepare(request)
 
@@ -251,3 +251,45 @@ def test_a_request_that_waits_for_a_trial_can_be_cancelled() -> None:
     until_now(settled(intake), "all are looked at")
     assert {added(inbox), added(inbox)} == {"bomb 0", "bomb 1"}
     assert inbox.empty()
+
+
+class WaitsForTrials(TinyBackend):
+    """Waits for a trial of each form, until the wait is ended or the trial is."""
+
+    def __init__(self) -> None:
+        super().__init__("tiny", ModelConfig(source="tiny"))
+        self.begun = threading.Semaphore(0)
+        self.trial_ends = threading.Event()
+
+    def prepare(self, request: GenerateRequest, *, wait: Wait | None = FOR_EVER) -> Prepared:
+        if wait is None:
+            raise TakesLong
+        stopped = threading.Event()
+        with wait.stopped_by(stopped.set):
+            self.begun.release()
+            until_now(lambda: stopped.is_set() or self.trial_ends.is_set(), "the trial ends")
+        return TinyBackend.prepare(self, request)
+
+
+def test_a_trial_ends_with_the_request_or_the_check_that_waits_for_it_and_another_one_begins() -> None:
+    backend = WaitsForTrials()
+    intake, inbox, sent = started(backend)
+    intake.submit(formed("left", "slow", "a"))
+    intake.call(Check(1, [formed("c", "slow", "a")]))
+    for _ in range(2):
+        assert backend.begun.acquire(timeout=10)
+    intake.submit(formed("next", "slow", "a"))
+    intake.call(Check(2, [formed("c", "slow", "a")]))
+    intake.call(Check(3, [formed("c", "slow", "a")]))
+    intake.cancel("left")
+    assert backend.begun.acquire(timeout=10), "a cancelled request keeps the turn of its tenant"
+    intake.withdraw(1)
+    assert backend.begun.acquire(timeout=10), "a withdrawn check keeps the turn of its tenant"
+    intake.withdraw(3)
+    intake.withdraw(3)
+    backend.trial_ends.set()
+    assert added(inbox) == "next"
+    until_now(lambda: Checked(2) in sent, "the check is answered")
+    until_now(settled(intake), "all are looked at")
+    assert ends(sent) == [("left", "cancelled")]
+    assert [each.call_id for each in sent if isinstance(each, Checked)] == [2]

@@ -35,6 +35,7 @@ from pathlib import Path
 
 import msgspec
 
+from inferd.backend import FOR_EVER, Wait
 from inferd.config import ModelConfig
 from inferd.errors import InternalError, InvalidRequest, ModelLoadError, Overloaded
 from inferd.types import (
@@ -102,7 +103,7 @@ class TinyBackend:
         books = dict(word.partition("=")[::2] for word in config.source.split()).get("books")
         self._books = None if books is None else os.open(books, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
-    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
+    def prepare(self, request: GenerateRequest, *, wait: Wait | None = FOR_EVER) -> Prepared:
         text = text_of(request.prompt)
         words = dict(word.partition("=")[::2] for word in text.split())
         if "invalid" in words:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from inferd import clock, ends
+from inferd.backend import FOR_EVER, Wait
 from inferd.checkpoints.text.tokenizer import Owner
 from inferd.engine.answer_facts import AnswerFacts
 from inferd.engine.answer_scoring import AnswerScoring
@@ -119,8 +120,8 @@ class Engine:
 
     # -- any thread -------------------------------------------------------------------------
 
-    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
-        return self._preparer.prepare(request, may_take_long=may_take_long)
+    def prepare(self, request: GenerateRequest, *, wait: Wait | None = FOR_EVER) -> Prepared:
+        return self._preparer.prepare(request, wait=wait)
 
     def tokenize(
         self, prompt: Chat | TextPrompt, want_strings: bool = False, tenant: str = ""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from inferd.answer_form import AnswerForm
+from inferd.backend import FOR_EVER, Wait
 from inferd.checkpoints.answers.grammar import AnswerGrammar, NotExpressible, Tool, answer_grammar
 from inferd.checkpoints.answers.notation import Notation, Parsing, callable_tools
 from inferd.errors import InvalidRequest
@@ -34,8 +35,8 @@ class Forms:
         self.compiler = compiler
         self._notation = notation
 
-    def resolve(self, request: GenerateRequest, prompt_ids: Sequence[int], *, may_take_long: bool = True) -> Resolved:
-        """Raises InvalidRequest, naming the field that cannot be met; and TakesLong (see ``Compiler``)."""
+    def resolve(self, request: GenerateRequest, prompt_ids: Sequence[int], *, wait: Wait | None = FOR_EVER) -> Resolved:
+        """Raises InvalidRequest, naming the field that cannot be met; TakesLong and WaitEndedError as ``Compiler``."""
         form = request.form
         if form is None:
             return Resolved()
@@ -52,7 +53,7 @@ class Forms:
         wanted: list[Tool] = []
         if parsing is not None and parsing.tools is not None and form.tools is not None:
             called = callable_tools(tools or (), form.tools)
-            wanted = self._enforceable(called, request.tenant, may_take_long=may_take_long)
+            wanted = self._enforceable(called, request.tenant, wait)
         if request.sampling.use_beam_search:
             strict = next((tool.at for tool in wanted if tool.is_bound), None)
             if form.constraint is not None or strict is not None:
@@ -62,7 +63,7 @@ class Forms:
                     f"use_beam_search cannot be combined with {at}. Leave one of them out.", param="use_beam_search"
                 )
             return Resolved(parsing, None, tuple(tool.at for tool in wanted))
-        return self._bound(request, form, parsing, wanted, may_take_long=may_take_long)
+        return self._bound(request, form, parsing, wanted, wait)
 
     def _bound(
         self,
@@ -70,8 +71,7 @@ class Forms:
         form: AnswerForm,
         parsing: Parsing | None,
         wanted: list[Tool],
-        *,
-        may_take_long: bool,
+        wait: Wait | None,
     ) -> Resolved:
         """The grammar with the schemas of as many tools as it can enforce."""
         has_relaxed = False
@@ -80,9 +80,7 @@ class Forms:
                 frame = None if parsing is None else self._frame(form, parsing, wanted)
                 grammar = None
                 if form.constraint is not None or frame is not None:
-                    grammar = self.compiler.compile(
-                        form.constraint, request.tenant, frame, fits=form.fit, may_take_long=may_take_long
-                    )
+                    grammar = self.compiler.compile(form.constraint, request.tenant, frame, fits=form.fit, wait=wait)
             except NotExpressible as error:
                 refused, refusal = error.at, _not_expressible(error)
                 if form.constraint is None and all(tool.schema is None for tool in wanted):
@@ -100,10 +98,10 @@ class Forms:
         """The text that precedes the text of an answer without reasoning."""
         return "" if self._notation is None else self._notation.opening(prompt_ids)
 
-    def _enforceable(self, tools: Sequence[Tool], tenant: str, *, may_take_long: bool) -> list[Tool]:
+    def _enforceable(self, tools: Sequence[Tool], tenant: str, wait: Wait | None) -> list[Tool]:
         """The tools with schemas that the masks enforce. Raises InvalidRequest where the request insists on its own."""
         schemas = [(True if tool.schema is None else tool.schema, tool.at) for tool in tools]
-        refusals = self.compiler.refusals(schemas, tenant, may_take_long=may_take_long)
+        refusals = self.compiler.refusals(schemas, tenant, wait=wait)
         for tool, refusal in zip(tools, refusals, strict=True):
             if refusal is not None and tool.is_bound:
                 raise InvalidRequest(refusal.message, param=refusal.param, code=refusal.code)

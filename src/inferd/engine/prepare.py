@@ -14,6 +14,7 @@ import msgspec
 
 from inferd import clock
 from inferd.answer_form import AnswerForm
+from inferd.backend import FOR_EVER, Wait
 from inferd.checkpoints.answers.notation import Parsing
 from inferd.checkpoints.generation_config import GenerationDefaults
 from inferd.checkpoints.text.chat_template import ChatTemplate
@@ -121,8 +122,8 @@ class Preparer:
     def close(self) -> None:
         self._forms.compiler.close()
 
-    def prepare(self, request: GenerateRequest, *, may_take_long: bool = True) -> Prepared:
-        """Raises InvalidRequest, naming the field, the value and the remedy. May raise TakesLong, as
+    def prepare(self, request: GenerateRequest, *, wait: Wait | None = FOR_EVER) -> Prepared:
+        """Raises InvalidRequest, naming the field, the value and the remedy; TakesLong and WaitEndedError as
         ``PreparingBackend`` says."""
         began = clock.now()
         adapter = self._adapter(request)
@@ -144,7 +145,7 @@ class Preparer:
         if request.resumes is not None:
             self._check_resumes(request.resumes, sampling, len(prompt_ids))
             seed = request.resumes.seed
-        parsing, grammar, unenforced = self._forms.resolve(request, prompt_ids, may_take_long=may_take_long)
+        parsing, grammar, unenforced = self._forms.resolve(request, prompt_ids, wait=wait)
         if request.form is not None and request.form.fit:
             _check_fit(request.form, sampling, grammar)
         # A constrained answer ends where its form ends, so ignore_eos only delays the end there.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from inferd.answer_form import JSON, Choices, Constraint, Grammar, JsonSchema, TaggedText
-from inferd.backend import TakesLong
+from inferd.backend import FOR_EVER, TakesLong, Wait
 from inferd.checkpoints.answers.grammar import AnswerGrammar
 from inferd.errors import InvalidRequest
 from inferd.machine.slices import shorten_slices
@@ -73,10 +73,11 @@ class Compiler:
         frame: AnswerGrammar | None = None,
         *,
         fits: bool = False,
-        may_take_long: bool = True,
+        wait: Wait | None = FOR_EVER,
     ) -> CompiledGrammar:
-        """A grammar kept for one tenant serves no other. Raises InvalidRequest, which names the constraint's field, and
-        TakesLong where a trial is needed that the caller does not wait for.
+        """A grammar kept for one tenant serves no other. Raises InvalidRequest, which names the constraint's field;
+        TakesLong where a trial is needed and there is no ``wait``; and WaitEndedError where this was ended, which ends
+        the trial.
 
         ``frame``: the grammar of the whole answer, in which the constraint's grammar has a place. ``fits``: the grammar
         knows how its answers end, so that they can be made to fit into their tokens.
@@ -97,7 +98,7 @@ class Compiler:
             if known is not None:
                 self._kept.move_to_end(key)
         if known is None:
-            known = self._compile(form, written, key, fits=fits, may_take_long=may_take_long)
+            known = self._compile(form, written, key, wait, fits=fits)
             with self._lock:
                 self._kept[key] = known
                 while len(self._kept) > _MOST_KEPT:
@@ -107,19 +108,19 @@ class Compiler:
         return known
 
     def refusals(
-        self, schemas: Sequence[tuple[JSON | bool, str]], tenant: str = "", *, may_take_long: bool = True
+        self, schemas: Sequence[tuple[JSON | bool, str]], tenant: str = "", *, wait: Wait | None = FOR_EVER
     ) -> list[InvalidRequest | None]:
         """Why each of the schemas cannot be enforced; ``None``: it can. Each comes with the field that holds it. Raises
-        TakesLong where a trial is needed that the caller does not wait for."""
+        TakesLong and WaitEndedError as ``compile`` does."""
         keys = [(tenant, _digest(schema, at)) for schema, at in schemas]
         with self._lock:
             found = {key: self._checked[key] for key in keys if key in self._checked}
         new = {key: schema for key, schema in zip(keys, schemas, strict=True) if key not in found}
         costly = {key: given for key, given in new.items() if not _is_cheap(msgspec.json.encode(given))}
         if costly:
-            if not may_take_long:
+            if wait is None:
                 raise TakesLong
-            found.update(zip(costly, self._try_schemas(list(costly.values()), tenant), strict=True))
+            found.update(zip(costly, self._try_schemas(list(costly.values()), tenant, wait), strict=True))
         found.update((key, _refusal_of(*given)) for key, given in new.items() if key not in costly)
         with self._lock:
             for key in keys:
@@ -137,38 +138,44 @@ class Compiler:
                 self._thread.shutdown(wait=False, cancel_futures=True)
                 self._thread = None
 
-    def _try_schemas(self, schemas: list[tuple[JSON | bool, str]], tenant: str) -> list[InvalidRequest | None]:
+    def _try_schemas(
+        self, schemas: list[tuple[JSON | bool, str]], tenant: str, wait: Wait
+    ) -> list[InvalidRequest | None]:
         try:
-            refusals = self.trials.run(Task(schemas=tuple(schemas)), tenant).refusals
+            refusals = self.trials.run(Task(schemas=tuple(schemas)), tenant, wait).refusals
         except LimitReached as error:
             return [InvalidRequest(f"{at}: {error.limit}. Send a simpler one.", param=at) for _, at in schemas]
         return [None if one is None else one.error() for one in refusals]
 
     def _compile(
-        self, form: Form, written: bytes, key: tuple[str, bytes], *, fits: bool, may_take_long: bool
+        self, form: Form, written: bytes, key: tuple[str, bytes], wait: Wait | None, *, fits: bool
     ) -> CompiledGrammar | InvalidRequest:
         """The grammar, or why there is none."""
         tenant, digest = key[0], key[1].hex()
         try:
             if not fits and _is_cheap(written) and _has_no_expression(form.constraint):
                 return self._compiled(form, grammar_of(form, self.vocabulary), digest)
-            if not may_take_long:
+            if wait is None:
                 raise TakesLong
-            result = self._tried(form, tenant)
+            result = self._tried(form, tenant, wait)
             if not fits and result.compile_s < _SHORT_S:
                 return self._compiled(form, result.grammar, digest)
             with self._lock:
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, "inferd-compile", _lower_share)
                 future = self._thread.submit(self._compiled, form, result.grammar, digest, fits=fits)
+            is_known = threading.Event()
+            future.add_done_callback(lambda _: is_known.set())
+            with wait.stopped_by(is_known.set), wait.stopped_by(future.cancel):
+                is_known.wait()
             return future.result()
         except InvalidRequest as error:
             return error
 
-    def _tried(self, form: Form, tenant: str) -> Result:
+    def _tried(self, form: Form, tenant: str, wait: Wait) -> Result:
         """What became of a trial of the form. Raises InvalidRequest."""
         try:
-            result = self.trials.run(Task(form=form), tenant)
+            result = self.trials.run(Task(form=form), tenant, wait)
         except LimitReached as error:
             raise refusal(form, error.limit) from None
         for one in result.refusals:

@@ -36,6 +36,7 @@ from inferd.worker.messages import (
     Tokenize,
     Tokenized,
     ToWorker,
+    Withdraw,
 )
 from inferd.worker.open_requests import OpenRequests
 
@@ -144,6 +145,8 @@ class DirectLoop:
                 self._send(Detokenized(call_id, failure=_NO_TOKENIZER))
             case Check(call_id):
                 self._send(Checked(call_id, _NO_TOKENIZER))
+            case Withdraw():
+                pass  # every check is answered at once
             case SetAdapters(call_id):
                 self._send(AdaptersSet(call_id, failure=_NO_ADAPTERS))
             case Stop():

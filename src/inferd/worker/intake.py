@@ -4,7 +4,7 @@ Tokenizing a long prompt takes as long as many steps. In a thread of its own it 
 of cancellations. Requests whose form must be compiled are prepared by other threads, so that a large schema delays no
 request without one. Those whose form has to be tried in another process wait for it in threads of their own, by turns
 of their tenants. A request is either still in the intake or in the loop's inbox, never in between, so a cancellation
-always finds it.
+always finds it. It also ends the trial of the request's form, which then leaves its thread to others.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from inferd import clock, ends
-from inferd.backend import PreparingBackend, TakesAdapters, TakesLong, Tokenizes
+from inferd.backend import PreparingBackend, TakesAdapters, TakesLong, Tokenizes, Wait, WaitEndedError
 from inferd.errors import InferdError, InternalError, InvalidRequest, Overloaded
 from inferd.types import GenerateRequest
 from inferd.worker.fair_queue import FairQueue
@@ -42,9 +43,16 @@ _MOST_WAIT_S = 20.0  # for a thread that tries forms
 _log = logging.getLogger("inferd.worker")
 
 
+class _Open(NamedTuple):
+    """A request that is not in the inbox yet."""
+
+    arrived_at: float
+    wait: Wait
+
+
 class Intake:
-    """``submit``, ``cancel`` and ``call`` belong to the reading thread, ``run`` to the preparing one, ``run_formed`` to
-    ``NUM_FORMING`` others, and ``run_tried`` to ``NUM_TRYING`` more.
+    """``submit``, ``cancel``, ``call`` and ``withdraw`` belong to the reading thread, ``run`` to the preparing one,
+    ``run_formed`` to ``NUM_FORMING`` others, and ``run_tried`` to ``NUM_TRYING`` more.
 
     ``run_calls`` belongs to a thread of its own, so that no request waits behind a long /tokenize, and so does
     ``run_adapters``.
@@ -60,7 +68,8 @@ class Intake:
         self._calls: queue.SimpleQueue[Tokenize | Detokenize | Check] = queue.SimpleQueue()
         self._adapters: queue.SimpleQueue[SetAdapters] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._waiting: dict[str, float] = {}  # submitted and not yet in the inbox, with the time of arrival
+        self._waiting: dict[str, _Open] = {}  # submitted and not yet in the inbox
+        self._checks: dict[int, Wait] = {}  # that are not answered
         self._num_submitted = 0
         self._num_done = 0
 
@@ -77,7 +86,7 @@ class Intake:
             if request.id in self._waiting:
                 log_duplicate(request.id)
                 return
-            self._waiting[request.id] = request.arrived_at
+            self._waiting[request.id] = _Open(request.arrived_at, Wait())
         self._num_submitted += 1
         is_formed = request.form is not None and (request.form.constraint or request.form.tools) is not None
         (self._formed if is_formed else self._requests).put(request)
@@ -88,11 +97,22 @@ class Intake:
             if request_id not in self._waiting:
                 self._inbox.put(Drop(request_id))
                 return
-            arrived_at = self._waiting.pop(request_id)
-        self._send(Outputs([ends.cancelled(request_id, arrived_at, clock.now())]))
+            waiting = self._waiting.pop(request_id)
+        waiting.wait.end()
+        self._send(Outputs([ends.cancelled(request_id, waiting.arrived_at, clock.now())]))
 
     def call(self, job: Tokenize | Detokenize | Check) -> None:
+        if isinstance(job, Check):
+            with self._lock:
+                self._checks[job.call_id] = Wait()
         self._calls.put(job)
+
+    def withdraw(self, call_id: int) -> None:
+        """A check gets no answer, if it has none yet. Idempotent."""
+        with self._lock:
+            wait = self._checks.pop(call_id, None)
+        if wait is not None:
+            wait.end()
 
     def set_adapters(self, job: SetAdapters) -> None:
         self._adapters.put(job)
@@ -121,10 +141,11 @@ class Intake:
             tenant, (since, job) = self._tried.get()
             try:
                 is_late = clock.now() - since > _MOST_WAIT_S
+                refusal = _too_many_forms() if is_late else None
                 if isinstance(job, Check):
-                    self._send(self._checked(job, may_take_long=True) if not is_late else _late_check(job))
+                    self._check(job, may_wait=True, refusal=refusal)
                     continue
-                self._prepare(job, may_take_long=True, refusal=_too_many_forms() if is_late else None)
+                self._prepare(job, may_wait=True, refusal=refusal)
                 self._count_done()
             finally:
                 self._tried.done(tenant)
@@ -133,7 +154,7 @@ class Intake:
         while True:
             request = requests.get()
             try:
-                self._prepare(request, may_take_long=False)
+                self._prepare(request, may_wait=False)
             except TakesLong:
                 self._tried.put(request.tenant, (clock.now(), request))
             else:
@@ -153,15 +174,14 @@ class Intake:
                     self._send(self._detokenized(job))
                 case Check() as job:
                     try:
-                        checked = self._checked(job, may_take_long=False)
+                        self._check(job, may_wait=False)
                     except TakesLong:
                         self._tried.put(job.requests[0].tenant, (clock.now(), job))
-                    else:
-                        self._send(checked)
 
-    def _prepare(self, request: GenerateRequest, *, may_take_long: bool, refusal: InferdError | None = None) -> None:
+    def _prepare(self, request: GenerateRequest, *, may_wait: bool, refusal: InferdError | None = None) -> None:
         """Raises TakesLong. ``refusal``: why it is not prepared."""
-        if request.id not in self._waiting:
+        waiting = self._waiting.get(request.id)
+        if waiting is None:
             return  # cancelled
         prepared: object = None
         failure: Exception | None = None
@@ -170,9 +190,11 @@ class Intake:
                 raise ends.too_late(request, has_begun=False)
             if refusal is not None:
                 raise refusal
-            prepared = self._backend.prepare(request, may_take_long=may_take_long)
+            prepared = self._backend.prepare(request, wait=waiting.wait if may_wait else None)
         except TakesLong:
             raise
+        except WaitEndedError:
+            return  # cancelled
         except Exception as error:
             failure = error
         with self._lock:
@@ -197,16 +219,26 @@ class Intake:
         except Exception as error:
             return Detokenized(job.call_id, failure=_public_error(error).to_failure())
 
-    def _checked(self, job: Check, *, may_take_long: bool) -> Checked:
-        """Raises TakesLong."""
-        try:
-            for request in job.requests:
-                self._backend.prepare(request, may_take_long=may_take_long)
-        except TakesLong:
-            raise
-        except Exception as error:
-            return Checked(job.call_id, _public_error(error).to_failure())
-        return Checked(job.call_id)
+    def _check(self, job: Check, *, may_wait: bool, refusal: InferdError | None = None) -> None:
+        """Raises TakesLong. ``refusal``: why the requests are not prepared."""
+        wait = self._checks.get(job.call_id)
+        if wait is None:
+            return  # withdrawn
+        failure: Exception | None = refusal
+        if failure is None:
+            try:
+                for request in job.requests:
+                    self._backend.prepare(request, wait=wait if may_wait else None)
+            except TakesLong:
+                raise
+            except WaitEndedError:
+                return  # withdrawn
+            except Exception as error:
+                failure = error
+        with self._lock:
+            if self._checks.pop(job.call_id, None) is None:
+                return
+        self._send(Checked(job.call_id, None if failure is None else _public_error(failure).to_failure()))
 
     def _tokenizer(self) -> Tokenizes:
         if not isinstance(self._backend, Tokenizes):
@@ -216,10 +248,6 @@ class Intake:
 
 def _too_many_forms() -> Overloaded:
     return Overloaded("Too many forms of answers wait to be compiled. Try again in a moment.", retry_after_s=2.0)
-
-
-def _late_check(job: Check) -> Checked:
-    return Checked(job.call_id, _too_many_forms().to_failure())
 
 
 def _public_error(error: Exception) -> InferdError:

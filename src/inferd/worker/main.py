@@ -64,6 +64,7 @@ from inferd.worker.messages import (
     Submit,
     Tokenize,
     ToWorker,
+    Withdraw,
 )
 from inferd.worker.niceness import set_niceness
 from inferd.worker.outbox import Outbox
@@ -361,6 +362,8 @@ class Worker:
                 intake.cancel(request_id)
             case Tokenize() | Detokenize() | Check():
                 intake.call(message)
+            case Withdraw(call_id):
+                intake.withdraw(call_id)
             case SetAdapters():
                 intake.set_adapters(message)
 

@@ -78,6 +78,12 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     requests: list[GenerateRequest]
 
 
+class Withdraw(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a ``Check`` is no longer wanted. Idempotent."""
+
+    call_id: int
+
+
 class SetAdapters(msgspec.Struct, frozen=True, tag=True):
     """Load and unload adapters until they are these (name -> source)."""
 
@@ -89,7 +95,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave now: every open request is cancelled, with one terminal output, then the process exits."""
 
 
-ToWorker = Load | Prepare | Submit | Cancel | Pause | Tokenize | Detokenize | Check | SetAdapters | Stop
+ToWorker = Load | Prepare | Submit | Cancel | Pause | Tokenize | Detokenize | Check | Withdraw | SetAdapters | Stop
 
 # -- worker to gateway -------------------------------------------------------------------------
 

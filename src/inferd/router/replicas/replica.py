@@ -55,6 +55,7 @@ from inferd.worker.messages import (
     Submit,
     Tokenize,
     Tokenized,
+    Withdraw,
 )
 from inferd.worker.supervisor import Patience, State, Supervisor
 
@@ -562,14 +563,17 @@ class LocalReplica:
 
     async def check(self, requests: list[GenerateRequest]) -> None:
         """Raises the error of the first request that cannot be prepared."""
-        await self._call(lambda call_id: Check(call_id, requests))
+        await self._call(lambda call_id: Check(call_id, requests), withdraw=Withdraw)
 
     async def _call(
         self,
         message: Callable[[int], Tokenize | Detokenize | Check | SetAdapters],
         timeout_s: float | None = _CALL_TIMEOUT_S,
+        withdraw: Callable[[int], Withdraw] | None = None,
     ) -> Answered:
-        """Call the worker and wait for its answer. Raises the worker's error; Unavailable when the worker dies."""
+        """Call the worker and wait for its answer. Raises the worker's error; Unavailable when the worker dies.
+
+        ``withdraw``: the message that stops the worker's work where the answer is not waited for until it comes."""
         if len(self._calls) >= MAX_CALLS:
             raise Overloaded(f"{MAX_CALLS} tokenizer calls are already waiting; try again later.")
         call_id = next(self._call_ids)
@@ -583,6 +587,8 @@ class LocalReplica:
             raise Overloaded(f"The tokenizer did not answer within {_CALL_TIMEOUT_S:g} s; try again later.") from None
         finally:
             self._calls.pop(call_id, None)
+            if withdraw is not None and future.cancelled():  # by the limit of time, or the caller's end
+                self._supervisor.send(withdraw(call_id))
         if answer.failure is not None:
             raise from_failure(answer.failure)
         return answer

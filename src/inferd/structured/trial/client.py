@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -15,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from inferd.backend import FOR_EVER, Wait
 from inferd.errors import InternalError, Overloaded
 from inferd.structured.trial.frames import TENANT_BYTES, split_status, write_frame
 from inferd.structured.trial.task import Result, Task, TrialVocabulary
@@ -56,26 +58,25 @@ class Trials:
         process = self._process
         return None if process is None else process.pid
 
-    def run(self, task: Task, tenant: str = "") -> Result:
+    def run(self, task: Task, tenant: str = "", wait: Wait = FOR_EVER) -> Result:
         """``tenant``: whose trials have a budget of processor time with the worker's share of contended cores.
 
-        Raises LimitReached; Overloaded where the trial had too little of the processor, or its process was ended."""
+        Raises LimitReached; Overloaded where the trial had too little of the processor, or its process was ended; and
+        WaitEndedError where ``wait`` was ended, which ends the process of the trial."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 self._hand_over(theirs, hashlib.blake2b(tenant.encode(), digest_size=TENANT_BYTES).digest())
             until = time.monotonic() + MOST_WAIT_S
             try:
-                write_frame(ours, msgspec.json.encode(task))
-                answer = _read_all(ours, until)
+                with wait.stopped_by(lambda: _shut(ours)):
+                    answer = _asked(ours, msgspec.json.encode(task), until)
             except TimeoutError:
                 raise Overloaded(
                     f"The form of the answer could not be compiled within {MOST_WAIT_S:g} s, because the processor is "
                     "busy. Try again in a moment.",
                     retry_after_s=MOST_SECONDS,
                 ) from None
-            except OSError:
-                answer = b""
         text, status = split_status(answer)
         if status is None:
             raise _ended()
@@ -152,6 +153,23 @@ def _ended() -> Overloaded:
     return Overloaded(
         "The process that compiles the form of the answer was ended. Try again in a moment.", retry_after_s=1.0
     )
+
+
+def _shut(channel: socket.socket) -> None:
+    """Wake the thread that reads from the channel. The process behind it ends the trial."""
+    with contextlib.suppress(OSError):  # the process has ended
+        channel.shutdown(socket.SHUT_RDWR)
+
+
+def _asked(channel: socket.socket, task: bytes, until: float) -> bytes:
+    """What the process of a trial writes for a task; empty where it has ended. Raises TimeoutError."""
+    try:
+        write_frame(channel, task)
+        return _read_all(channel, until)
+    except TimeoutError:
+        raise
+    except OSError:
+        return b""
 
 
 def _read_all(channel: socket.socket, until: float) -> bytes:
