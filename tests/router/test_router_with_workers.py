@@ -429,6 +429,21 @@ def test_tokenizer_calls_answer_fail_and_survive_a_death() -> None:
     asyncio.run(scenario())
 
 
+def test_a_worker_stops_preparing_what_nothing_waits_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving() as (router, _):
+            stream = open_stream(router, ask(f"trial={tmp_path / 'cancelled'}"))
+            checked = asyncio.create_task(router.check([ask(f"trial={tmp_path / 'withdrawn'}")]))
+            for name in ("cancelled", "withdrawn"):
+                await until(lambda path=tmp_path / name: path.exists(), "the worker waits")  # type: ignore[misc]
+            checked.cancel()
+            stream.close()
+            await until(lambda: not any(tmp_path.iterdir()), "nothing is waited for")
+            assert await router.detokenize("tiny", [97]) == "a"
+
+    asyncio.run(scenario())
+
+
 def test_unknown_models_and_ids_in_use_are_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving() as (router, _):

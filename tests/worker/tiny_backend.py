@@ -14,6 +14,7 @@ a test see how far it is and let it go on.
     "mark=PATH"        makes PATH when the request is first computed
     "grow=1000000"     takes so many bytes of memory, for good
     "invalid" / "defect"   refused, or a bug, while it is prepared
+    "trial=PATH"       waits without an end while it is prepared; PATH is there until the wait is ended
     "refused"          refused by ``add``
 
 The model's own source may have ``books=PATH``: a file to which each token is noted as it is made; ``reports=300``
@@ -35,7 +36,7 @@ from pathlib import Path
 
 import msgspec
 
-from inferd.backend import FOR_EVER, Wait
+from inferd.backend import FOR_EVER, TakesLong, Wait
 from inferd.config import ModelConfig
 from inferd.errors import InternalError, InvalidRequest, ModelLoadError, Overloaded
 from inferd.types import (
@@ -78,6 +79,15 @@ class Prepared(msgspec.Struct):
         )
 
 
+def _wait(wait: Wait, path: Path) -> None:
+    ended = threading.Event()
+    with contextlib.ExitStack() as stack:
+        stack.callback(path.unlink)
+        path.touch()
+        with wait.stopped_by(ended.set):
+            ended.wait()
+
+
 class TinyBackend:
     """Computes up to MAX_NUM_SEQS requests at a time, one token each per step."""
 
@@ -110,6 +120,10 @@ class TinyBackend:
             raise InvalidRequest("The prompt is invalid.", param="prompt")
         if "defect" in words:
             raise ValueError("a defect in prepare")
+        if "trial" in words:
+            if wait is None:
+                raise TakesLong
+            _wait(wait, Path(words["trial"]))
         return Prepared(request, words, len(request.resumes.token_ids) if request.resumes is not None else 0)
 
     def add(self, prepared: object, now: float) -> None:
