@@ -324,13 +324,9 @@ class Reader:
         values = {
             pattern: self.part(node, value, "patternProperties", pattern) for pattern, value in by_pattern.items()
         }
-        for pattern in by_pattern:  # names that are known are properties, of which no answer begins one again
-            for name in patterns.texts_of(pattern):
-                named[name] = both(named.get(name, ANYTHING), values[pattern])
-        values = {pattern: value for pattern, value in values.items() if not patterns.texts_of(pattern)}
         of_all = [values.pop(pattern) for pattern in [*values] if patterns.is_universal(pattern)]
         others = self.part(node, schema.get("additionalProperties", True), "additionalProperties")
-        shape = Shape(named, values, ANYTHING if of_all else others)  # a pattern of every name leaves no other one
+        shape = _shape(named, values, ANYTHING if of_all else others)  # a pattern of every name leaves no other one
         return all_of(Properties(shape), *(Properties(Shape({}, {}, value)) for value in of_all))
 
     def _required(self, node: Node, _: Kind) -> Formula:
@@ -361,7 +357,7 @@ class Reader:
                     condition,
                     seen.has_all
                     or Properties(
-                        Shape(dict.fromkeys(seen.names, ANYTHING), dict.fromkeys(seen.patterns, ANYTHING), rest)
+                        _shape(dict.fromkeys(seen.names, ANYTHING), dict.fromkeys(seen.patterns, ANYTHING), rest)
                     ),
                 )
                 for condition, seen in self._cases(node, kind, "unevaluatedProperties")
@@ -443,6 +439,20 @@ class Reader:
             return _Seen(has_all="additionalItems" in schema, items=len(items))
         first = schema.get("prefixItems", ()) if node.draft >= Draft.DRAFT2020 else ()
         return _Seen(has_all=items is not None, items=len(first))
+
+
+def _shape(named: dict[str, Conjunction], by_pattern: dict[str, Conjunction], others: Conjunction) -> Shape:
+    """A pattern of few names is read as properties: no answer begins one of them again, nor another one when all are
+    there."""
+    named, unlisted = {**named}, {}
+    for pattern, value in by_pattern.items():
+        names = patterns.texts_of(pattern)
+        if names is None:
+            unlisted[pattern] = value
+            continue
+        for name in names:
+            named[name] = both(named.get(name, ANYTHING), value)
+    return Shape(named, unlisted, others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,8 @@ import jsonschema_rs
 from inferd.structured import ecma, regex
 from inferd.structured.classes import CLASS
 from inferd.structured.faults import Fault, place
+from inferd.structured.schema import finite
 
-_PLAIN = r"(?:[^.+*?()|\[\]{}^$\\\x00-\x1f]|\\[^\w\s|])*"  # characters that stand for themselves
-_LIST = re.compile(rf"\^(?:({_PLAIN})|\((?:\?:)?({_PLAIN}(?:\|{_PLAIN})*)\))\$")
-_MOST_TEXTS = 20
 _LONGEST_SHOWN = 80  # characters of a pattern in a message
 
 
@@ -122,13 +120,11 @@ def of_others(texts: Iterable[str]) -> str:
     return f"^(?:{_others(sorted(set(texts)))})$"
 
 
-def texts_of(pattern: str) -> tuple[str, ...]:
-    """The few texts that match, where the pattern lists them; none where it does not."""
-    found = _LIST.fullmatch(pattern)
-    if found is None:
-        return ()
-    texts = tuple(dict.fromkeys(re.sub(r"\\(.)", r"\1", text) for text in (found[1] or found[2] or "").split("|")))
-    return texts if len(texts) <= _MOST_TEXTS else ()
+@lru_cache(512)
+def texts_of(pattern: str) -> tuple[str, ...] | None:
+    """All texts that match, where they are few; None where they are many or not known."""
+    found = finite.texts(pattern)
+    return None if found is None else tuple(text for text in found if matches(pattern, text))
 
 
 def of_unlike(pattern: str) -> str | None:

@@ -89,6 +89,9 @@ class Pattern(Atom):
     def narrow(self, texts: Texts, is_empty: Emptiness) -> Texts | None:
         if self.pattern in texts.patterns:
             return texts
+        listed = patterns.texts_of(self.pattern)
+        if listed is not None:
+            return TextIn(listed).narrow(texts, is_empty)
         return replace(texts, patterns=(*texts.patterns, self.pattern)).settled()
 
 
