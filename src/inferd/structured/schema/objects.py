@@ -23,7 +23,8 @@ from inferd.structured.schema.formulas import (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the value of each name is: by name, by pattern, and of all other names."""
+    """What the value of each name is: by name, by pattern, and of all other names. A name has the schemas of some
+    keywords; a pattern, and all other names, have one schema at most."""
 
     named: Mapping[str, Conjunction]
     by_pattern: Mapping[str, Conjunction]
@@ -108,9 +109,9 @@ class Properties(Atom):
     def negated(self) -> Formula:
         shape = self.shape
         wrong = [
-            all_of(Required(name), PropertyIs(name, opposite(value)))
+            all_of(Required(name), PropertyIs(name, opposite((schema,))))
             for name, value in shape.named.items()
-            if value != ANYTHING
+            for schema in value
         ]
         by_pattern = [
             SomeProperty(opposite(value), pattern=pattern)
