@@ -91,6 +91,16 @@ def test_a_text_that_is_excluded_may_begin_with_a_quotation_mark() -> None:
         {"patternProperties": {"^[a-c]$": {"const": 1}}, "additionalProperties": False, "minProperties": 3},
         {"patternProperties": {"^[ab]{2}$": {"const": 1}}, "additionalProperties": False, "minProperties": 2},
         {"propertyNames": {"pattern": "^[0-3]$"}, "minProperties": 2},
+        {"propertyNames": {"pattern": "^(?:a|b{1,2}?)$"}, "minProperties": 2},
+        {"propertyNames": {"pattern": "^[a-f]{0,3}$", "maxLength": 0}},
+        {"patternProperties": {"^[ab]$": {"const": 1}}, "additionalProperties": False},
+        {"patternProperties": {"^a?b?$": {"const": 1}, "^(?i:a)$": {}}, "unevaluatedProperties": False},
+        {"patternProperties": {"^[ab]$": {"const": 1}}, "additionalProperties": False, "required": ["a", "b"]},
+        {
+            "not": {"patternProperties": {"^a$": {"type": "integer"}}, "properties": {"a": {"minimum": 1}}},
+            "patternProperties": {"^[ab]$": {"enum": [0, 1]}},
+            "additionalProperties": False,
+        },
         {"patternProperties": {r"^a\.\\b\-#$": {"const": 1}}, "additionalProperties": False},
         {
             "patternProperties": {"^(a|)$": {"const": 1}, "^(?:a|b)$": {"minimum": 0}},
@@ -99,8 +109,8 @@ def test_a_text_that_is_excluded_may_begin_with_a_quotation_mark() -> None:
         },
     ],
 )
-def test_a_name_is_never_begun_that_can_only_be_repeated(names: dict[str, Any]) -> None:
-    schema = {"type": "object", **names, "maxProperties": 3}
+def test_a_property_is_never_begun_whose_name_can_only_be_repeated(names: dict[str, Any]) -> None:
+    schema = {"type": "object", **names, "maxProperties": 3}  # the third one of two names is the repeated one
     masks, validator = Masks(schema), Validator(schema)
     for seed in range(150):
         text = masks.walk(random.Random(seed))

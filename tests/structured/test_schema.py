@@ -216,6 +216,11 @@ def test_what_a_keyword_excludes_is_valid_below_not_and_nothing_else(keyword: di
         ({"items": {"const": 1, "type": "null"}, "minItems": 1, "type": "array"}, "/items", "no finite value"),
         ({"additionalProperties": {"$ref": "#"}, "minProperties": 1, "type": "object"}, "", "no finite value"),
         (
+            {"patternProperties": {"^[ab]$": {}}, "additionalProperties": False, "minProperties": 3, "type": "object"},
+            "",
+            "no finite value",
+        ),
+        (
             {
                 "type": "object",
                 "properties": {"a": {"$ref": "#"}, "b": True},
