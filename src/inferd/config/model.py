@@ -292,6 +292,16 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
         return self.replicas if self.scaling is None else self.scaling.max
 
     @property
+    def first_gpu(self) -> int:
+        """The number of the CUDA device that rank 0 computes on, where it computes on one."""
+        return int(self.device.partition(":")[2] or 0)
+
+    @property
+    def least_gpus(self) -> int:
+        """CUDA devices that a machine has for a replica: one for each rank; 0: the settings ask for none."""
+        return self.first_gpu + self.parallel.count if self.device.startswith("cuda") else 0
+
+    @property
     def num_at_start(self) -> int:
         """Local replicas that begin with the model."""
         return self.num_local if self.scaling is None else max(1, self.scaling.min)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.checkpoints.weight_cache import WeightCache
 from inferd.config import ModelConfig
 from inferd.engine.adapters import Adapters
+from inferd.engine.cuda.load import DeviceLoad, device_load, device_of
+from inferd.engine.cuda.load import free_bytes as free_device_bytes
 from inferd.engine.engine import Engine
 from inferd.engine.forms import Forms
 from inferd.engine.memory import (
@@ -40,7 +43,7 @@ from inferd.engine.memory import (
     runtime_bytes,
 )
 from inferd.engine.model.load import Decoder, digest_of_files, load_model, open_weight_cache
-from inferd.engine.model.share import ALONE, check_layout
+from inferd.engine.model.share import ALONE, check_devices, check_layout
 from inferd.engine.prepare import Limits, Preparer
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampler
@@ -65,7 +68,6 @@ from inferd.structured.vocabulary import Vocabulary
 from inferd.types import RANKS, ModelInfo, SamplingParams
 
 if TYPE_CHECKING:
-    from inferd.engine.cuda.load import DeviceLoad
     from inferd.engine.ranks.lead import Lead
 
 Progress = Callable[[str, int, int], None]
@@ -120,6 +122,7 @@ def create_backend(
     """
     phases = _Phases()
     device = _device(config.device)
+    device = device_of(device, 0) if config.parallel.count > 1 else device
     torch.set_num_threads(config.threads or num_threads(config.num_local * config.parallel.per_machine))
     folder = check_folder(resolve(config.source, progress))
     ranks = _ranks(config, folder, device, far, leaving)
@@ -227,10 +230,12 @@ def _ranks(
     if config.parallel.count == 1:
         return None
     dims = read_config(Source(folder / "config.json"))
-    check_layout(msgspec.structs.replace(config, device=device.type), dims)
+    check_layout(msgspec.structs.replace(config, device=str(device)), dims)
+    if device.type == "cuda":
+        check_devices(config, torch.cuda.device_count())
     from inferd.engine.ranks.lead import Lead  # torch.distributed, which other replicas do not need
 
-    return Lead(config, folder, torch.get_num_threads(), far=far, leaving=leaving)
+    return Lead(config, folder, torch.get_num_threads(), far=far, leaving=leaving, device=device)
 
 
 def _whole(checkpoint: _Checkpoint, ranks: Lead | None) -> tuple[int, int]:
@@ -253,9 +258,14 @@ def _plan_memory(
     weights_bytes += draft.decoder.weights_bytes if draft is not None else 0
     for_adapters = adapters_bytes(config, sum(state.num_bytes for state in adapters.states.values()))
     attention = _attention(config, decoder, device)
-    gpu = _device_load(config, decoder, attention, device) if attention == "triton" else None
-    free_bytes = _free_bytes(device) if gpu is None else gpu.free_bytes()
-    free_bytes = free_bytes if ranks is None else ranks.free_bytes(free_bytes)
+    gpu = device_load(config, decoder, attention)
+    measure = available_bytes if device.type == "cpu" else partial(free_device_bytes, decoder, gpu)
+    free_bytes = measure() if ranks is None else ranks.meet(attention, measure)
+    of_draft = draft.kv_bytes_per_token if draft is not None else 0
+    if (
+        ranks is not None and device.type == "cuda"
+    ):  # the device of rank 0 has all of it, and others have as many blocks
+        of_draft = ranks.share.in_all(of_draft, decoder.config.num_layers)
     arena = plan_arena(
         config,
         decoder.config,
@@ -263,7 +273,7 @@ def _plan_memory(
         weights_bytes=weights_bytes + for_adapters,
         free_bytes=free_bytes,
         share=FREE_SHARE if gpu is None else 1.0,
-        draft_bytes_per_token=draft.kv_bytes_per_token if draft is not None else 0,
+        draft_bytes_per_token=of_draft,
     )
     refuse_more_than_is_free(arena, config, free_bytes)
     return _Memory(attention, gpu, arena, weights_bytes + for_adapters)
@@ -298,7 +308,7 @@ def _runner(
         spare -= touched
     on_device = None if gpu is None else gpu.steps(cache, memory.arena.max_model_len)
     if ranks is not None:
-        ranks.begin(memory.arena.num_blocks, memory.attention)
+        ranks.begin(memory.arena.num_blocks)
     return Runner(decoder, cache, memory.attention, device, config.scheduler.max_num_batched_tokens, on_device, ranks)
 
 
@@ -491,19 +501,6 @@ def _attention(config: ModelConfig, decoder: Decoder, device: torch.device) -> A
             param="attention",
         )
     return config.attention
-
-
-def _device_load(config: ModelConfig, decoder: Decoder, kind: AttentionKind, device: torch.device) -> DeviceLoad:
-    from inferd.engine.cuda.device import CudaDevice
-    from inferd.engine.cuda.load import DeviceLoad
-
-    return DeviceLoad(config, decoder, kind, CudaDevice(device))
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return available_bytes()
 
 
 def _check_tokenizer(tokenizer: Tokenizer, decoder: Decoder, folder: Path) -> None:

@@ -76,16 +76,34 @@ class Runner:
         """
         self.cache.copy_blocks(step.copies)
         adapters = _adapter_rows(step)
-        batch = self._flatten(step, has_adapters=adapters is not None)
+        by_row, by_sequence, table = _flattened(step, self.cache.block_size)
+        batch = self.batch(by_row, by_sequence, table, has_adapters=adapters is not None)
         batch.adapters = adapters
         if wanted is not None and self._on_device is None and len(wanted) < len(batch.token_ids):
-            batch.output_rows = self._tensor(np.array(wanted, dtype=np.int64))
+            batch.output_rows = self.tensor(np.array(wanted, dtype=np.int64))
         if self._ranks is not None:
             with self._ranks.together():
                 if self.keeps_rows and (adapters is None or adapters.is_native):
                     batch.cuts = self._ranks.cuts(len(batch.token_ids))
-                self._ranks.plan(step.copies, batch)
+                self._ranks.plan(step.copies, by_row, by_sequence, table, batch)
         return batch
+
+    def batch(
+        self, by_row: np.ndarray, by_sequence: np.ndarray, table: np.ndarray, *, has_adapters: bool = False
+    ) -> FlatBatch:
+        """A step's arrays, on the device that computes it. The arguments are those of ``StepsOnDevice.stage``."""
+        if self._on_device is not None:
+            return self._on_device.stage(by_row, by_sequence, table, has_adapters=has_adapters)
+        count = table.shape[0]
+        return FlatBatch(
+            token_ids=self.tensor(by_row[0]),
+            positions=self.tensor(by_row[1]),
+            query_start=self.tensor(by_sequence[: count + 1]),
+            seq_len=self.tensor(by_sequence[count + 1 :]),
+            block_table=self.tensor(table),
+            slots=self.tensor(by_row[2]),
+            num_sequences=count,
+        )
 
     @property
     def can_pause(self) -> bool:
@@ -116,7 +134,7 @@ class Runner:
         if self._native is not None and compiled.is_on() and (batch.adapters is None or batch.adapters.is_native):
             return self._native.forward(batch, entering)
         if self._on_device is not None:
-            return self._on_device.compute(batch)
+            return self._on_device.compute(batch, entering)
         attention = create_attention(self.attention_kind, self.cache, batch)
         return self.decoder.forward(batch, attention, entering)
 
@@ -135,49 +153,38 @@ class Runner:
         if self._ranks is not None:
             self._ranks.close()
 
-    def _flatten(self, step: Step, *, has_adapters: bool) -> FlatBatch:
-        # In plain lists as far as it goes: for the single tokens that most steps consist of, a dozen calls of numpy
-        # take longer.
-        size = self.cache.block_size
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        ends, lengths = [0], []
-        for part in step.slices:
-            sequence, start, end = part.sequence, part.start, part.start + part.count
-            blocks = sequence.blocks
-            if part.count == 1:
-                tokens.append(sequence.tokens[start])
-                positions.append(start)
-                slots.append(blocks[start // size] * size + start % size)
-            else:
-                tokens += part.token_ids
-                positions += range(start, end)
-                slots += [blocks[at // size] * size + at % size for at in range(start, end)]
-            ends.append(len(tokens))
-            lengths.append(end)
-        held = [part.sequence.blocks for part in step.slices]
-        count = len(held)
-        table = np.zeros((count, max(map(len, held))), dtype=np.int32)
-        for row, blocks in zip(table, held, strict=True):
-            row[: len(blocks)] = blocks
-        by_row = np.array([tokens, positions, slots], dtype=np.int64)
-        by_sequence = np.array(ends + lengths, dtype=np.int32)
-        if self._on_device is not None:
-            return self._on_device.stage(by_row, by_sequence, table, has_adapters=has_adapters)
-        return FlatBatch(
-            token_ids=self._tensor(by_row[0]),
-            positions=self._tensor(by_row[1]),
-            query_start=self._tensor(by_sequence[: count + 1]),
-            seq_len=self._tensor(by_sequence[count + 1 :]),
-            block_table=self._tensor(table),
-            slots=self._tensor(by_row[2]),
-            num_sequences=count,
-        )
-
-    def _tensor(self, values: np.ndarray) -> Tensor:
+    def tensor(self, values: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(values)
         return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
+
+
+def _flattened(step: Step, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The step's arrays by row, by sequence and of blocks, as ``StepsOnDevice.stage`` takes them. ``size``: of a
+    block."""
+    # In plain lists as far as it goes: for the single tokens that most steps consist of, a dozen calls of numpy take
+    # longer.
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    ends, lengths = [0], []
+    for part in step.slices:
+        sequence, start, end = part.sequence, part.start, part.start + part.count
+        blocks = sequence.blocks
+        if part.count == 1:
+            tokens.append(sequence.tokens[start])
+            positions.append(start)
+            slots.append(blocks[start // size] * size + start % size)
+        else:
+            tokens += part.token_ids
+            positions += range(start, end)
+            slots += [blocks[at // size] * size + at % size for at in range(start, end)]
+        ends.append(len(tokens))
+        lengths.append(end)
+    held = [part.sequence.blocks for part in step.slices]
+    table = np.zeros((len(held), max(map(len, held))), dtype=np.int32)
+    for row, blocks in zip(table, held, strict=True):
+        row[: len(blocks)] = blocks
+    return np.array([tokens, positions, slots], dtype=np.int64), np.array(ends + lengths, dtype=np.int32), table
 
 
 def _adapter_rows(step: Step) -> AdapterRows | None:

@@ -22,12 +22,13 @@ from inferd.checkpoints.architecture import GPT
 from inferd.checkpoints.decoder_config import FAMILIES
 from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig
 from inferd.engine.adapters import load_adapter
+from inferd.engine.model.cuts import Peers
 from inferd.engine.model.divided import DividedDecoder
 from inferd.engine.model.llama import LlamaDecoder
 from inferd.engine.model.load import load_model
 from inferd.engine.model.share import ALONE, Share, check_layout
 from inferd.engine.native_decoder import native_decoder
-from inferd.engine.ranks.peers import GroupPeers, shared_memory
+from inferd.engine.ranks.peers import shared_memory
 from inferd.engine.ranks.rank import cache_of, load_share
 from inferd.engine.runner import Runner
 from inferd.errors import ModelLoadError
@@ -72,7 +73,7 @@ class Meeting:
 def answer_of(
     decoder: DividedDecoder,
     config: ModelConfig,
-    peers: GroupPeers | None = None,
+    peers: Peers | None = None,
     meet: Meeting | None = None,
     *,
     by_layers: bool = False,

@@ -30,7 +30,7 @@ def bytes_for_cache(
     num_graphs: int,
     in_bytes: bool = False,
 ) -> int:
-    """Bytes of device memory that blocks may take.
+    """Bytes of device memory that blocks may take. The ranks of a stage call it together.
 
     Computes a step of ``max_rows`` tokens, ``max_sampled`` of them with logits, over a cache of one block
     (``in_bytes``: of 8-bit integers). The values are meaningless; the memory taken is real. Kernels of large steps are
@@ -55,7 +55,8 @@ def _largest_step(
     block_size: int,
     in_bytes: bool,
 ) -> None:
-    dims, where = decoder.config, device.where
+    share, where = decoder.share, device.where
+    dims = share.config(decoder.config)
     cache = KVCache(
         num_layers=dims.num_layers,
         num_blocks=1,
@@ -78,8 +79,13 @@ def _largest_step(
         slots=positions % block_size,
         num_sequences=1,
     )
+    shape = (decoder.num_passed, rows, dims.hidden_size)
+    entering = None if share.is_first else torch.zeros(shape, dtype=decoder.dtype, device=where)
     with torch.inference_mode():
-        hidden = decoder.forward(batch, create_attention(kind, cache, batch))
+        hidden = decoder.forward(batch, create_attention(kind, cache, batch), entering)
+        if not share.is_first:
+            return
+        hidden = hidden if share.is_last else hidden[0]  # in the shape of what the last stage sends
         logits = decoder.logits(hidden[torch.zeros(max_sampled, dtype=torch.int64, device=where)])
         copies = [logits.clone() for _ in range(_LOGITS_COPIES - 1)]
     del copies

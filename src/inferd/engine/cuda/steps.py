@@ -34,8 +34,11 @@ def graph_sizes(max_sequences: int) -> tuple[int, ...]:
 
 
 def can_record(decoder: Decoder, kind: AttentionKind) -> bool:
-    """Whether a step of this decoder never waits for the device. Experts do: they read which of them were chosen."""
-    return kind == "triton" and all(moe is None for moe in decoder.config.moe)
+    """Whether a step of this decoder never waits for the device. Experts do: they read which of them were chosen.
+
+    Ranks do not record: exchanges in graphs were tried on no device.
+    """
+    return kind == "triton" and decoder.share.count == 1 and all(moe is None for moe in decoder.config.moe)
 
 
 @dataclass(slots=True)
@@ -137,16 +140,16 @@ class StepsOnDevice:
             num_sequences=count,
         )
 
-    def compute(self, batch: FlatBatch) -> Tensor:
-        """Hidden states [T, H]. Those of a recorded step are valid until the next one."""
+    def compute(self, batch: FlatBatch, entering: Tensor | None = None) -> Tensor:
+        """See ``DividedDecoder.forward``. Hidden states of a recorded step are valid until the next one."""
         if not isinstance(batch, RecordedBatch):
-            return self._compute(batch)
+            return self._compute(batch, entering)
         replay, hidden = self._graphs[batch.num_sequences]
         replay()
         return hidden[: batch.num_filled]
 
-    def _compute(self, batch: FlatBatch) -> Tensor:
-        return self._decoder.forward(batch, create_attention(self._kind, self._cache, batch))
+    def _compute(self, batch: FlatBatch, entering: Tensor | None = None) -> Tensor:
+        return self._decoder.forward(batch, create_attention(self._kind, self._cache, batch), entering)
 
     def _send(self, arrays: list[np.ndarray]) -> list[Tensor]:
         """The arrays' bytes on the device, by one copy."""

@@ -29,6 +29,12 @@ class Peers(Protocol):
     """The ranks that compute a step together, as one of them sees them."""
 
     @property
+    def cuts_steps(self) -> bool:
+        """Whether a rank may have several tensors on their way at a time, so that a step may pass the stages in
+        micro-batches."""
+        ...
+
+    @property
     def meeting(self) -> kernels.Meeting | None:
         """Where the kernels may do what ``sum`` and ``concat`` do; None: they ask these."""
         ...

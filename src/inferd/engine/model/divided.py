@@ -104,11 +104,11 @@ class DividedDecoder(ABC):
         self.config = config
         self.share, self._peers = share, peers
         self.part = share.config(config)
-        self.dtype = weights.dtype
+        self.dtype, self.device = weights.dtype, weights.device
         self.pipe: Pipe | None = None  # of a model in stages
         if share.pipeline > 1:
             assert peers is not None
-            self.pipe = Pipe(share, peers, self.num_passed, config.hidden_size, self.dtype)
+            self.pipe = Pipe(share, peers, self.num_passed, config.hidden_size, self.dtype, self.device)
         self._embedding: ops.Linear | None = None
         self._head: ops.Linear | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -37,10 +37,12 @@ class Decoder(Protocol):
     config: DecoderConfig
     share: Share  # the part of the model that this is
     dtype: torch.dtype
+    device: torch.device
     num_parameters: int
     weights_bytes: int  # as they are held
     quantization: str  # what products are computed with: none, int8, int4/64+int8
     pipe: Pipe | None  # between the stages of a divided model
+    num_passed: ClassVar[int]  # tensors [T, hidden] that a stage passes to the next one
 
     @property
     def keeps_rows(self) -> bool:

@@ -56,26 +56,34 @@ def _rows(batch: FlatBatch, first: int, end: int, starts: list[int], lengths: li
 class Pipe:
     """What a rank receives from the stage before and sends to the next one. The last stage sends to rank 0."""
 
-    __slots__ = ("_dtype", "_entering", "_hidden", "_peers", "_returning", "_sent", "_shape", "_share")
+    __slots__ = ("_device", "_dtype", "_entering", "_hidden", "_peers", "_returning", "_sent", "_shape", "_share")
 
-    def __init__(self, share: Share, peers: Peers, num_passed: int, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        share: Share,
+        peers: Peers,
+        num_passed: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         """``num_passed``: tensors [T, H] that a stage passes to the next one."""
         self._share, self._peers = share, peers
-        self._shape, self._dtype = (num_passed, hidden_size), dtype
+        self._shape, self._dtype, self._device = (num_passed, hidden_size), dtype, device
         self._entering: deque[tuple[Tensor, Transfer]] = deque()
         self._sent: list[Transfer] = []
         self._returning: list[Transfer] = []
-        self._hidden = torch.empty((0, hidden_size), dtype=dtype)
+        self._hidden = torch.empty((0, hidden_size), dtype=dtype, device=device)
 
     def begin(self, sizes: Sequence[int]) -> None:
         """Begin a step, whose micro-batches have so many rows."""
         share, peers, (num_passed, width) = self._share, self._peers, self._shape
         if not share.is_first:
             for rows in sizes:
-                states = torch.empty((num_passed, rows, width), dtype=self._dtype)
+                states = torch.empty((num_passed, rows, width), dtype=self._dtype, device=self._device)
                 self._entering.append((states, peers.receive(states, share.rank - share.tensor)))
         elif share.rank == 0:
-            self._hidden = torch.empty((sum(sizes), width), dtype=self._dtype)
+            self._hidden = torch.empty((sum(sizes), width), dtype=self._dtype, device=self._device)
             last = share.count - share.tensor
             self._returning = [peers.receive(rows, last) for rows in torch.split(self._hidden, list(sizes))]
 

@@ -40,10 +40,11 @@ class Share:
     by_outputs: bool = False  # second products are divided by outputs, not by inputs
 
     def dividing(self, asked: str, stored: Iterable[StoredLayout]) -> Share:
-        """This share of a model whose products are integers or numbers, as the setting ``quantization`` (``asked``) and
+        """This share of a model whose products are quantised or not, as the setting ``quantization`` (``asked``) and
         the checkpoint's quantised products say."""
-        is_integer = asked in ("int8", "int4") or (asked == "auto" and any(layout.is_integer for layout in stored))
-        return replace(self, by_outputs=self.tensor > 1 and is_integer)
+        is_quantised = asked in ("int8", "int4", "fp8")
+        is_quantised = is_quantised or (asked == "auto" and any(layout.is_integer for layout in stored))
+        return replace(self, by_outputs=self.tensor > 1 and is_quantised)
 
     @property
     def count(self) -> int:
@@ -80,6 +81,10 @@ class Share:
     def copies(self, whole: DecoderConfig) -> int:
         """Ranks that have the same keys and values."""
         return max(1, self.tensor // whole.num_kv_heads)
+
+    def in_all(self, nbytes: int, num_layers: int) -> int:
+        """Bytes of the KV caches of all ranks together where this rank's takes ``nbytes``."""
+        return nbytes * self.tensor * num_layers // len(self.layers(num_layers))
 
     def links(self) -> list[tuple[int, int]]:
         """The pairs of ranks, the smaller one first, that send each other hidden states: stage to stage, and the last
@@ -219,12 +224,27 @@ def check_layout(config: ModelConfig, dims: DecoderConfig) -> None:
     def refused(field: str, problem: str) -> ModelLoadError:
         return ModelLoadError(f"parallel.{field} is {getattr(config.parallel, field)}, but {problem}", param="parallel")
 
-    one = "tensor" if tensor > 1 else "pipeline"
-    if config.device.startswith("cuda"):
-        raise refused(one, "ranks compute on the CPU only so far. Set device to cpu, or leave parallel out.")
+    if config.device.startswith("cuda") and config.parallel.machines > 1:
+        raise refused(
+            "machines",
+            "ranks on CUDA devices are on one machine. Leave machines out, or set device to cpu.",
+        )
     obstacle = indivisible(dims, tensor, pipeline)
     if obstacle is not None:
         raise refused(obstacle.field, f"{obstacle.why}. {obstacle.remedy}")
+
+
+def check_devices(config: ModelConfig, num_devices: int) -> None:
+    """Raises ModelLoadError, with the remedy, where ``num_devices`` CUDA devices are too few for the ranks of a model
+    that is computed on such devices."""
+    first, count = config.first_gpu, config.parallel.count
+    if count > 1 and first + count > num_devices:
+        raise ModelLoadError(
+            f"parallel has {count} ranks, each on a CUDA device of its own from cuda:{first} on, but this machine has "
+            f"{num_devices} CUDA devices that may be used (CUDA_VISIBLE_DEVICES leaves some out). Take fewer ranks, "
+            "or set device to a lower number or to cpu.",
+            param="parallel",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
@@ -32,17 +33,21 @@ from torch._C._distributed_c10d import FileStore
 from inferd.checkpoints.architecture import read_config
 from inferd.checkpoints.decoder_config import Source
 from inferd.config import ModelConfig
+from inferd.engine.cuda.load import device_of
 from inferd.engine.model.cuts import AdapterPiece
 from inferd.engine.model.share import Share
+from inferd.engine.ranks.collectives import CollectivePeers, peers_of
 from inferd.engine.ranks.cut import cuts
 from inferd.engine.ranks.messages import (
     AdapterPart,
     Begin,
     Failed,
     FromRank,
-    Joined,
     Loaded,
     LogitsPlan,
+    Meet,
+    Met,
+    Ready,
     Serve,
     StepPlan,
     TakeAdapter,
@@ -61,6 +66,7 @@ from inferd.native.low_rank import LoadedAdapter
 from inferd.native.paged_attention import AttentionKind
 
 _COMMAND: tuple[str, ...] = RANK_COMMAND
+_CPU = torch.device("cpu")
 LEAVE_S = 5.0  # for ranks whose connection was closed
 
 _log = logging.getLogger("inferd.engine")
@@ -73,7 +79,7 @@ def _end_process() -> None:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 class Lead:
@@ -87,10 +93,11 @@ class Lead:
         end: Callable[[], None] = _end_process,
         far: str = "",
         leaving: Callable[[str], None] = lambda why: None,
+        device: torch.device = _CPU,
     ) -> None:
         """Start the ranks, which begin to load. ``num_threads``: of each; ``end``: ends this process; ``far``: the
         folder with the sockets of the ranks on other machines, by their numbers; empty: there are none; ``leaving``:
-        tells the server why the process is about to end, without a full stop."""
+        tells the server why the process is about to end, without a full stop; ``device``: of this rank."""
         parallel = config.parallel
         if parallel.machines > 1 and not far:
             raise ModelLoadError(
@@ -112,7 +119,6 @@ class Lead:
         store = str(self.folder / "store")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Wire] = []
-        self._free_bytes: list[int] = []  # on the other machines
         self._post = Post(0, self.share.count, self._line_ended) if far else None
         if self._post is not None:
             self._post.most_bytes = most_sent_bytes(config, read_config(Source(folder / "config.json")))
@@ -122,18 +128,20 @@ class Lead:
         self._numbers = itertools.count()
         self._forgotten: deque[int] = deque()  # numbers of adapters that were unloaded
         memory: int | None = None
-        self.peers: GroupPeers | PostPeers
+        self._device = device
+        self.peers: GroupPeers | CollectivePeers | PostPeers
         try:
             if self._post is None:
-                memory = shared_memory(self.share)
-                self.peers = GroupPeers(self.share, FileStore(store, self.share.count), memory, config.hang_timeout_s)
+                memory = shared_memory(self.share) if device.type == "cpu" else None
+                found = FileStore(store, self.share.count)
+                self.peers = peers_of(self.share, found, memory, device, config.hang_timeout_s)
             else:
                 self.peers = PostPeers(self.share, self._post)
             for rank in range(1, self.share.count):
                 wire = self._start(rank, memory) if rank < parallel.per_machine else self._reach(rank, far)
                 self._connections.append(wire)
                 wire.send_bytes(build().encode())
-                send(wire, Begin(config, str(folder), rank, store, memory, num_threads))
+                send(wire, Begin(config, str(folder), rank, store, memory, num_threads, str(device_of(device, rank))))
         except (OSError, RuntimeError) as error:
             self.close()
             raise ModelLoadError(f"The ranks of the model could not be started: {error}.", param="parallel") from error
@@ -142,6 +150,7 @@ class Lead:
                 os.close(memory)
         if self.share.tensor > 1:
             way = "over gloo" if memory is None else "in memory that they share"
+            way = way if device.type == "cpu" else "over NCCL"
             way = way if self._post is None else "through rank 0's connections"
             _log.info("%d ranks of each stage add their parts of a layer %s.", self.share.tensor, way)
         threading.Thread(target=self._guard, args=(self._watch_loading,), name="inferd-ranks-load", daemon=True).start()
@@ -216,13 +225,8 @@ class Lead:
                     if answer.digest != digest:
                         raise ModelLoadError("The checkpoint's files changed while ranks read them; load it again.")
                     weights_bytes += answer.weights_bytes
-                    self._free_bytes += [] if answer.free_bytes is None else [answer.free_bytes]
                     parameters += answer.num_parameters if rank % self.share.tensor == 0 else 0
         return weights_bytes, parameters
-
-    def free_bytes(self, here: int) -> int:
-        """Memory that all machines have free for the replica, as each has an equal part of it; ``here``: this one."""
-        return min([here, *self._free_bytes]) * self._num_machines
 
     def _answer(self, rank: int) -> FromRank:
         """What a rank answers. Raises ModelLoadError where it is lost."""
@@ -276,37 +280,56 @@ class Lead:
                 if rank in self._problems:
                     process.kill()
 
-    def begin(self, num_blocks: int, attention: AttentionKind) -> None:
-        """Have the ranks make their KV caches, and meet them; from here on the group lives and dies as one."""
+    def meet(self, attention: AttentionKind, free_bytes: Callable[[], int]) -> int:
+        """Meet the ranks; from here on the group lives and dies as one. Bytes that the KV caches of all ranks may take,
+        as the memory of every rank allows. ``free_bytes``: gives them by the memory of this one."""
         for rank, connection in enumerate(self._connections, 1):
             with self._waiting_for(rank):
-                self._tell(encoded(Serve(num_blocks, attention)), [connection])
+                self._tell(encoded(Meet(attention)), [connection])
         self._has_loaded.set()
         threading.Thread(target=self.watch, name="inferd-ranks", daemon=True).start()
         with self.together():
             self.peers.join()
-            joined = [from_rank(connection) for connection in self._connections]
-            self.keep_rows = all(isinstance(answer, Joined) and answer.keeps_rows for answer in joined)
-        shutil.rmtree(self.folder)  # every rank has met the others
+            found = [free_bytes() * self._num_machines]  # each machine has an equal part
+            for answer in map(from_rank, self._connections):
+                assert isinstance(answer, Met)
+                found += [] if answer.free_bytes is None else [answer.free_bytes]
+        if self._device.type == "cpu":  # threads of NCCL look at the file as long as there are groups
+            shutil.rmtree(self.folder)  # every rank has met the others
+        return min(found)
+
+    def begin(self, num_blocks: int) -> None:
+        """Have the ranks make their KV caches."""
+        with self.together():
+            self._tell(encoded(Serve(num_blocks)), self._connections)
+            answers = [from_rank(connection) for connection in self._connections]
+            self.keep_rows = all(isinstance(answer, Ready) and answer.keeps_rows for answer in answers)
 
     # -- steps ------------------------------------------------------------------------------
 
     def cuts(self, num_rows: int) -> list[int]:
         """Where a step is cut into micro-batches for the stages."""
-        return cuts(num_rows, self.share.pipeline)
+        return cuts(num_rows, self.share.pipeline) if self.peers.cuts_steps else []
 
-    def plan(self, copies: list[tuple[int, int]], batch: FlatBatch) -> None:
-        """Have every rank compute its part of the step."""
-        by_row = torch.stack((batch.token_ids, batch.positions, batch.slots))
+    def plan(
+        self,
+        copies: list[tuple[int, int]],
+        by_row: np.ndarray,
+        by_sequence: np.ndarray,
+        table: np.ndarray,
+        batch: FlatBatch,
+    ) -> None:
+        """Have every rank compute its part of the step. The arrays are those of ``Runner.batch``; ``batch`` has the
+        rest."""
         wanted, adapters = batch.output_rows, batch.adapters
         plan = StepPlan(
             [self._forgotten.popleft() for _ in range(len(self._forgotten))],
             copies,
-            batch.num_sequences,
-            by_row.numpy().tobytes(),
-            torch.cat((batch.query_start, batch.seq_len)).numpy().tobytes(),
-            batch.block_table.numpy().tobytes(),
-            None if wanted is None else wanted.numpy().tobytes(),
+            len(table),
+            by_row.tobytes(),
+            by_sequence.tobytes(),
+            table.tobytes(),
+            None if wanted is None else _bytes(wanted),
             [] if adapters is None else [self._adapters[adapter] for adapter in adapters.adapters],
             b"" if adapters is None else adapters.of.numpy().tobytes(),
             list(batch.cuts),

@@ -35,8 +35,9 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     folder: str  # a rank on another machine has its own
     rank: int
     store: str  # the file where the ranks find each other
-    memory: int | None  # descriptor of the file through which they add their parts; None: over gloo
+    memory: int | None  # descriptor of the file through which they add their parts; None: over gloo or NCCL
     num_threads: int
+    device: str  # that the rank computes on
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -45,11 +46,22 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     digest: bytes  # of the checkpoint's files
     weights_bytes: int
     num_parameters: int  # of the tensors that it has a part of
-    free_bytes: int | None = None  # memory that is left on its machine; None: that is rank 0's machine
 
 
-class Joined(msgspec.Struct, frozen=True, tag=True):
-    """A rank's answer to ``Serve``: it has met the others."""
+class Meet(msgspec.Struct, frozen=True, tag=True):
+    """Every rank has its share: the ranks meet. On devices they then compute the largest step together."""
+
+    attention: AttentionKind
+
+
+class Met(msgspec.Struct, frozen=True, tag=True):
+    """A rank's answer to ``Meet``."""
+
+    free_bytes: int | None  # for the KV caches of all ranks, by the memory of this one; None: it is rank 0's memory
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """A rank's answer to ``Serve``: it has its KV cache."""
 
     keeps_rows: bool  # ``Runner.keeps_rows``
 
@@ -62,10 +74,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
-    """The size of the KV cache, and what computes attention over it. Plans follow."""
+    """The size of the KV cache. Plans follow."""
 
     num_blocks: int
-    attention: AttentionKind
 
 
 class AdapterPart(msgspec.Struct, frozen=True):
@@ -110,8 +121,8 @@ class LogitsPlan(msgspec.Struct, frozen=True, tag=True):
     hidden: bytes  # [R, hidden] in the model's number format
 
 
-ToRank = Begin | Serve | TakeAdapter | StepPlan | LogitsPlan
-FromRank = Loaded | Joined | Failed
+ToRank = Begin | Meet | Serve | TakeAdapter | StepPlan | LogitsPlan
+FromRank = Loaded | Met | Ready | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 _to_rank = msgspec.msgpack.Decoder(ToRank)

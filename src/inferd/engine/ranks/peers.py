@@ -122,6 +122,14 @@ class SharedStage:
         return [part]
 
 
+def gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
+    """Meet the others of a group on this machine. Raises RuntimeError where they do not come in time."""
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=_HOST)]
+    options._timeout = timeout
+    return ProcessGroupGloo(store, rank, size, options)
+
+
 class Gloo:
     """Groups of ranks that send each other messages with gloo."""
 
@@ -132,10 +140,7 @@ class Gloo:
 
     def group(self, name: str, rank: int, size: int) -> ProcessGroupGloo:
         """Meet the others of a group. Raises RuntimeError where they do not come in time."""
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [ProcessGroupGloo.create_device(hostname=_HOST)]
-        options._timeout = self._timeout
-        return ProcessGroupGloo(PrefixStore(name, self._store), rank, size, options)
+        return gloo_group(PrefixStore(name, self._store), rank, size, self._timeout)
 
     def meet(self, works: list[Work]) -> None:
         self._meetings += 1
@@ -204,6 +209,8 @@ class GlooStage:
 
 class GroupPeers:
     """Implements ``Peers`` for the ranks of one machine: its stage, and the links to other stages over gloo."""
+
+    cuts_steps: Final = True
 
     def __init__(self, share: Share, store: Store, memory: int | None, timeout_s: float) -> None:
         """``store``: where gloo's ranks find each other; ``memory``: see ``shared_memory``; it may be closed

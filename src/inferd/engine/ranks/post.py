@@ -389,6 +389,7 @@ class PostPeers:
     """Implements ``Peers`` for ranks on several machines."""
 
     meeting: Final = None
+    cuts_steps: Final = True
 
     def __init__(self, share: Share, post: Post) -> None:
         self._share, self._post = share, post

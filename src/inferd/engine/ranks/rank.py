@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,16 +32,21 @@ from inferd.checkpoints.footprint import used_tensors
 from inferd.checkpoints.stored.layout import layouts
 from inferd.config import ModelConfig
 from inferd.config.units import bytes_text
+from inferd.engine.cuda.load import device_load
+from inferd.engine.cuda.load import free_bytes as free_device_bytes
 from inferd.engine.model.cuts import Peers
 from inferd.engine.model.divided import DividedDecoder
 from inferd.engine.model.load import digest_of_files, load_model
 from inferd.engine.model.share import Share
+from inferd.engine.ranks.collectives import CollectivePeers, peers_of
 from inferd.engine.ranks.messages import (
     Begin,
     Failed,
-    Joined,
     Loaded,
     LogitsPlan,
+    Meet,
+    Met,
+    Ready,
     Serve,
     StepPlan,
     TakeAdapter,
@@ -65,27 +71,30 @@ from inferd.registry.source import check_folder, resolve
 EXIT_DONE = 0
 EXIT_ORPHANED = 2
 EXIT_LOAD_FAILED = 3
+EXIT_DEFECT = 1
 
 _CPU = torch.device("cpu")
 
 
 def load_share(
-    folder: Path, config: ModelConfig, share: Share, store: Store, memory: int | None
-) -> tuple[DividedDecoder, GroupPeers]:
+    folder: Path, config: ModelConfig, share: Share, store: Store, memory: int | None, device: torch.device = _CPU
+) -> tuple[DividedDecoder, GroupPeers | CollectivePeers]:
     """This rank's part of the model, and its way to the others, which it has not joined. Raises ModelLoadError.
 
-    ``store``, ``memory``: see ``GroupPeers``.
+    ``store``, ``memory``: see ``peers_of``.
     """
-    peers = GroupPeers(share, store, memory, config.hang_timeout_s)
-    return load_part(folder, config, share, peers), peers
+    peers = peers_of(share, store, memory, device, config.hang_timeout_s)
+    return load_part(folder, config, share, peers, device), peers
 
 
-def load_part(folder: Path, config: ModelConfig, share: Share, peers: Peers) -> DividedDecoder:
+def load_part(
+    folder: Path, config: ModelConfig, share: Share, peers: Peers, device: torch.device = _CPU
+) -> DividedDecoder:
     """This rank's part of the model. Raises ModelLoadError."""
     decoder = load_model(
         folder,
         dtype=config.dtype,
-        device=_CPU,
+        device=device,
         num_positions=config.max_model_len,
         rope_factors=config.rope_factors,
         quantization=config.quantization,
@@ -113,8 +122,8 @@ def refuse_more_than_is_free(folder: Path, config: ModelConfig, share: Share, fr
         )
 
 
-def cache_of(decoder: DividedDecoder, config: ModelConfig, num_blocks: int) -> KVCache:
-    """The KV cache of this rank's heads and layers."""
+def cache_of(decoder: DividedDecoder, config: ModelConfig, num_blocks: int, *, in_rows: bool = False) -> KVCache:
+    """The KV cache of this rank's heads and layers. ``in_rows``: in the layout of Triton's kernels."""
     part = decoder.part
     return KVCache(
         num_layers=part.num_layers,
@@ -123,50 +132,45 @@ def cache_of(decoder: DividedDecoder, config: ModelConfig, num_blocks: int) -> K
         num_kv_heads=part.num_kv_heads,
         head_dim=part.head_dim,
         dtype=decoder.dtype,
-        device=_CPU,
+        device=decoder.device,
         in_bytes=config.kv_cache.dtype == "int8",
+        in_rows=in_rows,
     )
 
 
-def batch_of(plan: StepPlan, adapters: Mapping[int, LoadedAdapter]) -> FlatBatch:
+def batch_of(plan: StepPlan, runner: Runner, adapters: Mapping[int, LoadedAdapter]) -> FlatBatch:
     """The arrays of a step, as rank 0 has them."""
-    by_row = torch.from_numpy(np.frombuffer(plan.by_row, dtype=np.int64).reshape(3, -1).copy())
-    by_sequence = torch.from_numpy(np.frombuffer(plan.by_sequence, dtype=np.int32).copy())
-    count = plan.num_sequences
-    return FlatBatch(
-        token_ids=by_row[0],
-        positions=by_row[1],
-        query_start=by_sequence[: count + 1],
-        seq_len=by_sequence[count + 1 :],
-        block_table=torch.from_numpy(np.frombuffer(plan.table, dtype=np.int32).reshape(count, -1).copy()),
-        slots=by_row[2],
-        num_sequences=count,
-        output_rows=None
-        if plan.wanted is None
-        else torch.from_numpy(np.frombuffer(plan.wanted, dtype=np.int64).copy()),
-        adapters=None
-        if not plan.adapters
-        else AdapterRows(
+    batch = runner.batch(
+        np.frombuffer(plan.by_row, dtype=np.int64).reshape(3, -1).copy(),
+        np.frombuffer(plan.by_sequence, dtype=np.int32).copy(),
+        np.frombuffer(plan.table, dtype=np.int32).reshape(plan.num_sequences, -1).copy(),
+        has_adapters=bool(plan.adapters),
+    )
+    if plan.wanted is not None:
+        batch.output_rows = runner.tensor(np.frombuffer(plan.wanted, dtype=np.int64).copy())
+    if plan.adapters:
+        batch.adapters = AdapterRows(
             [adapters[number] for number in plan.adapters],
             torch.from_numpy(np.frombuffer(plan.adapter_of, dtype=np.int32).copy()),
-        ),
-        cuts=plan.cuts,
-    )
+        )
+    batch.cuts = plan.cuts
+    return batch
 
 
 def adapter_of(message: TakeAdapter, decoder: DividedDecoder) -> LoadedAdapter:
     """This rank's part of an adapter, in the layout that the kernels take."""
     parts: dict[tuple[int, int], list[LowRank]] = {}
     for part in message.parts:
-        a = torch.frombuffer(bytearray(part.a), dtype=decoder.dtype).view(part.rank, -1)
-        b = torch.frombuffer(bytearray(part.b), dtype=decoder.dtype).view(-1, part.rank)
+        a = torch.frombuffer(bytearray(part.a), dtype=decoder.dtype).view(part.rank, -1).to(decoder.device)
+        b = torch.frombuffer(bytearray(part.b), dtype=decoder.dtype).view(-1, part.rank).to(decoder.device)
         parts.setdefault((part.layer, part.product), []).append(low_rank(a, b, part.first, part.scale))
     return LoadedAdapter(message.name, message.identity, decoder.part.num_layers, parts)
 
 
 def hidden_of(plan: LogitsPlan, decoder: DividedDecoder) -> Tensor:
     """[R, hidden] in the model's number format."""
-    return torch.frombuffer(bytearray(plan.hidden), dtype=decoder.dtype).view(-1, decoder.config.hidden_size)
+    hidden = torch.frombuffer(bytearray(plan.hidden), dtype=decoder.dtype)
+    return hidden.view(-1, decoder.config.hidden_size).to(decoder.device)
 
 
 def follow(connection: Wire, runner: Runner, decoder: DividedDecoder, adapters: dict[int, LoadedAdapter]) -> None:
@@ -182,7 +186,7 @@ def follow(connection: Wire, runner: Runner, decoder: DividedDecoder, adapters: 
                     for number in plan.forgotten:
                         del adapters[number]
                     runner.cache.copy_blocks(plan.copies)
-                    runner.compute(batch_of(plan, adapters))
+                    runner.compute(batch_of(plan, runner, adapters))
                 case LogitsPlan():
                     decoder.logits(hidden_of(plan, decoder))
                 case TakeAdapter():
@@ -246,13 +250,17 @@ def serve(connection: Wire, post: Post | None, elsewhere: Elsewhere | None) -> i
     share = Share(begin.rank, parallel.tensor, parallel.pipeline)
     ranks = parallel.per_machine
     torch.set_num_threads(begin.num_threads if elsewhere is None else elsewhere.num_threads(ranks))
-    peers: PostPeers | GroupPeers
+    device = torch.device(begin.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # what names no device must take no memory of rank 0's
+    peers: PostPeers | GroupPeers | CollectivePeers
     try:
         folder = Path(begin.folder) if elsewhere is None else check_folder(resolve(elsewhere.source, _unreported))
         if elsewhere is not None:
             refuse_more_than_is_free(folder, config, share, min(elsewhere.given_bytes(ranks), available_bytes()))
         if post is None:
-            decoder, peers = load_share(folder, config, share, FileStore(begin.store, share.count), begin.memory)
+            store = FileStore(begin.store, share.count)
+            decoder, peers = load_share(folder, config, share, store, begin.memory, device)
         else:
             post.most_bytes = most_sent_bytes(config, read_config(Source(folder / "config.json")))
             peers = PostPeers(share, post)
@@ -263,16 +271,25 @@ def serve(connection: Wire, post: Post | None, elsewhere: Elsewhere | None) -> i
     finally:
         if begin.memory is not None:
             os.close(begin.memory)  # it is mapped
-    free_bytes = None if elsewhere is None else elsewhere.free_bytes(ranks)
-    send(connection, Loaded(digest, decoder.weights_bytes, decoder.num_parameters, free_bytes))
+    send(connection, Loaded(digest, decoder.weights_bytes, decoder.num_parameters))
     adapters: dict[int, LoadedAdapter] = {}
-    while isinstance(started := from_lead(connection), TakeAdapter):  # those of the configuration
-        adapters[started.number] = adapter_of(started, decoder)
-    assert isinstance(started, Serve)
-    cache = cache_of(decoder, config, started.num_blocks)
-    runner = Runner(decoder, cache, started.attention, _CPU, config.scheduler.max_num_batched_tokens)
+    while isinstance(meet := from_lead(connection), TakeAdapter):  # those of the configuration
+        adapters[meet.number] = adapter_of(meet, decoder)
+    assert isinstance(meet, Meet)
     peers.join()
-    send(connection, Joined(runner.keeps_rows))
+    gpu, free_bytes = None, None
+    if device.type == "cuda":
+        gpu = device_load(config, decoder, meet.attention)
+        free_bytes = free_device_bytes(decoder, gpu)
+    elif elsewhere is not None:
+        free_bytes = elsewhere.free_bytes(ranks) * parallel.machines
+    send(connection, Met(free_bytes))
+    started = from_lead(connection)
+    assert isinstance(started, Serve)
+    cache = cache_of(decoder, config, started.num_blocks, in_rows=gpu is not None)
+    on_device = None if gpu is None else gpu.steps(cache, 0)
+    runner = Runner(decoder, cache, meet.attention, device, config.scheduler.max_num_batched_tokens, on_device)
+    send(connection, Ready(runner.keeps_rows))
     follow(connection, runner, decoder, adapters)
     return EXIT_DONE
 
@@ -328,7 +345,11 @@ def main() -> NoReturn:
                 threading.Thread(target=report_work, args=(line,), name="inferd-report", daemon=True).start()
         if elsewhere is None:
             threading.Thread(target=_watch, args=(options.parent,), name="inferd-watch", daemon=True).start()
-        code = exit_code(connection, post, elsewhere)
+        try:
+            code = exit_code(connection, post, elsewhere)
+        except Exception:  # the teardown of the libraries might wait for ranks that wait for this one
+            traceback.print_exc()
+            code = EXIT_DEFECT
     os._exit(code)  # without waiting for the teardown of the libraries
 
 

@@ -110,7 +110,7 @@ def allows(model: ModelConfig, machine: Machine) -> bool:
     if machine.is_reserved != (placement.nodes == "ray"):
         return False
     is_there = model.region is None or machine.labels.get("region") == model.region
-    has_device = machine.num_gpus > 0 or not model.device.startswith("cuda")
+    has_device = machine.num_gpus >= model.least_gpus
     has_labels = placement.labels.items() <= machine.labels.items()
     return placement.nodes != "local" and is_there and has_device and has_labels
 
