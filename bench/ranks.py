@@ -35,7 +35,7 @@ from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig, SchedulerC
 from inferd.engine import load, runner
 from inferd.engine.model.share import Share
 from inferd.engine.native_decoder import native_decoder
-from inferd.engine.ranks import lead, peers, rank
+from inferd.engine.ranks import collectives, lead, peers, rank
 from inferd.engine.ranks.peers import GroupPeers, SharedStage, shared_memory
 from inferd.native.compiled import kernels
 from inferd.types import GenerateRequest, SamplingParams, TokenPrompt
@@ -97,7 +97,7 @@ def _switch(path: str, over: str, spin_us: float) -> None:
     peers.SPIN_S = spin_us / 1e6  # type: ignore[misc]
     with open(path, "r+b") as file:
         SwitchedPeers.keeps = mmap.mmap(file.fileno(), 1)
-    lead.GroupPeers = rank.GroupPeers = SwitchedPeers  # type: ignore[misc]
+    collectives.GroupPeers = SwitchedPeers  # type: ignore[misc]
     runner.native_decoder = SwitchedDecoder  # type: ignore[assignment]
     if over == "gloo":
         lead.shared_memory = lambda share: None

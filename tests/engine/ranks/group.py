@@ -1,35 +1,50 @@
 """A replica of two ranks in this process, which computes answers until it ends; a fault comes after some steps.
 
-    group.py hang FLAG       a rank of a divided layer hangs within a step, without a signal
-    group.py cut FLAG        the connections between two stages are cut; needs a network namespace of its own
-    group.py rank FLAG ...   the other rank, which hangs before a sum when there is a file FLAG
+    group.py hang FLAG WAY        a rank of a divided layer hangs within a step, without a signal
+    group.py kill FLAG WAY        a rank of a divided layer is killed
+    group.py cut FLAG WAY         the connections between two stages are cut; needs a network namespace of its own
+    group.py rank FLAG WAY ...    the other rank, which hangs before a sum when there is a file FLAG
 
-Prints a line when the fault begins.
+WAY: memory, or collectives over gloo or on CUDA devices (gloo, cuda). Prints a line when the fault begins.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from inferd.config import ModelConfig, ParallelConfig, SpeculationConfig
 from inferd.engine.load import create_backend
-from inferd.engine.ranks import lead, rank
+from inferd.engine.model.share import Share
+from inferd.engine.ranks import collectives, lead, rank
+from inferd.engine.ranks.collectives import CollectivePeers
 from inferd.engine.ranks.peers import GroupPeers
 from inferd.types import GenerateRequest, SamplingParams, TokenPrompt
 
 STEPS = 20
 
 
-def main(fault: str, flag: Path) -> None:
-    lead._COMMAND = (sys.executable, "-P", __file__, "rank", str(flag))
+def over_gloo(share: Share, store: Store, memory: int | None, timeout_s: float) -> CollectivePeers:
+    """In place of ``GroupPeers``: what ranks on CUDA devices have."""
+    return CollectivePeers(share, store, torch.device("cpu"), timeout_s)
+
+
+def main(fault: str, flag: Path, way: str) -> None:
+    lead._COMMAND = (sys.executable, "-P", __file__, "rank", str(flag), way)
     config = ModelConfig(
         source="demo",
         threads=1,
+        device="cuda" if way == "cuda" else "cpu",
+        hang_timeout_s=10.0,
         parallel=ParallelConfig(pipeline=2) if fault == "cut" else ParallelConfig(tensor=2),
         speculation=SpeculationConfig(method="none"),
     )
@@ -43,6 +58,8 @@ def main(fault: str, flag: Path) -> None:
             if number == 0 and step == STEPS:
                 print("fault", flush=True)
                 flag.touch()
+                if fault == "kill":
+                    os.kill(engine.info.rank_pids[0], signal.SIGKILL)
                 if fault == "cut":
                     subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
             engine.step(time.monotonic())
@@ -50,21 +67,23 @@ def main(fault: str, flag: Path) -> None:
             engine.step(time.monotonic())
 
 
-def hanging_rank(flag: Path) -> None:
-    add = GroupPeers.sum
+def hanging_rank(flag: Path, peers: type[GroupPeers] | type[CollectivePeers]) -> None:
+    add = peers.sum
 
-    def hangs(self: GroupPeers, partial: Tensor) -> Tensor:
+    def hangs(self: Any, partial: Tensor) -> Tensor:
         if flag.exists():
             time.sleep(3600)
         return add(self, partial)
 
-    GroupPeers.sum = hangs  # type: ignore[method-assign]
+    peers.sum = hangs  # type: ignore[assignment]
     rank.main()
 
 
 if __name__ == "__main__":
-    word, flag = sys.argv[1], Path(sys.argv[2])
+    word, flag, way = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    if way == "gloo":
+        collectives.GroupPeers = over_gloo  # type: ignore[assignment, misc]
     if word == "rank":
-        del sys.argv[1:3]
-        hanging_rank(flag)
-    main(word, flag)
+        del sys.argv[1:4]
+        hanging_rank(flag, GroupPeers if way == "memory" else CollectivePeers)
+    main(word, flag, way)

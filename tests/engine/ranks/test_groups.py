@@ -300,30 +300,35 @@ def test_a_group_is_lost_when_no_rank_works_on_what_rank_0_waits_for(
 GROUP = Path(__file__).with_name("group.py")
 
 
-def ends_with_a_lost_rank(command: list[str], flag: Path) -> None:
-    process = subprocess.Popen([*command, str(flag)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def ends_with_a_lost_rank(
+    command: list[str], flag: Path, way: str, said_why: str = "one hangs, or a connection is cut"
+) -> float:
+    """Seconds from the fault to the end of rank 0. ``way``: see group.py."""
+    process = subprocess.Popen([*command, str(flag), way], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         process.stdout.readline()  # the fault begins
-        ranks = children(process.pid)
+        ranks, began = children(process.pid), time.monotonic()
         _, said = process.communicate(timeout=120)
+        seconds = time.monotonic() - began
     finally:
         process.kill()
     assert process.returncode == EXIT_RANK_LOST, said
-    assert "one hangs, or a connection is cut" in said
+    assert said_why in said
     until(lambda: not any(is_running(pid) for pid in ranks))
+    return seconds
 
 
 @pytest.mark.soak
 def test_a_rank_that_hangs_ends_the_group(tmp_path: Path) -> None:
-    ends_with_a_lost_rank([sys.executable, str(GROUP), "hang"], tmp_path / "flag")
+    ends_with_a_lost_rank([sys.executable, str(GROUP), "hang"], tmp_path / "flag", "memory")
 
 
 @pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
 def test_a_cut_connection_ends_the_group(tmp_path: Path) -> None:
     apart = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    ends_with_a_lost_rank([*apart, sys.executable, str(GROUP), "cut"], tmp_path / "flag")
+    ends_with_a_lost_rank([*apart, sys.executable, str(GROUP), "cut"], tmp_path / "flag", "memory")
 
 
 @pytest.mark.soak

@@ -6,16 +6,18 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 import torch
 from tests.adapters import ATTENTION, EVERY, write_adapter
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from inferd.checkpoints.adapter import read_adapter
 from inferd.checkpoints.architecture import GPT
@@ -29,7 +31,7 @@ from inferd.engine.model.load import load_model
 from inferd.engine.model.share import ALONE, Share, check_layout
 from inferd.engine.native_decoder import native_decoder
 from inferd.engine.ranks.peers import shared_memory
-from inferd.engine.ranks.rank import cache_of, load_share
+from inferd.engine.ranks.rank import cache_of, load_part, load_share
 from inferd.engine.runner import Runner
 from inferd.errors import ModelLoadError
 from inferd.native import forms
@@ -144,15 +146,23 @@ def divided(
     by_layers: bool = False,
     adapter: Path | None = None,
     shares_memory: bool = True,
+    over: Callable[[Share, Store], Peers] | None = None,
 ) -> tuple[list[int], Tensor, list[DividedDecoder]]:
-    """What rank 0 finds, and the decoders of all ranks."""
+    """What rank 0 finds, and the decoders of all ranks. ``over``: makes other peers than those of ``load_share``."""
     parallel, store, meet = config.parallel, HashStore(), Meeting(config.parallel.count)
     memory = shared_memory(Share(0, parallel.tensor, parallel.pipeline)) if shares_memory else None
 
     def rank(number: int) -> tuple[tuple[list[int], Tensor], DividedDecoder]:
-        decoder, peers = load_share(folder, config, Share(number, parallel.tensor, parallel.pipeline), store, memory)
-        assert (peers.meeting is None) == (memory is None)
-        peers.join()
+        share = Share(number, parallel.tensor, parallel.pipeline)
+        peers: Peers
+        if over is None:
+            decoder, found = load_share(folder, config, share, store, memory)
+            assert (found.meeting is None) == (memory is None)
+            found.join()
+            peers = found
+        else:
+            peers = over(share, store)
+            decoder = load_part(folder, config, share, peers)
         return answer_of(decoder, config, peers, meet, by_layers=by_layers, adapter=adapter), decoder
 
     try:
@@ -422,7 +432,10 @@ def test_layouts_that_are_not_possible_are_refused(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"device": "cuda"}, "Set device to cpu"),
+        (
+            {"device": "cuda", "parallel": ParallelConfig(pipeline=2, machines=2)},
+            "parallel.machines is 2, but ranks on CUDA devices are on one machine. Leave machines out",
+        ),
     ],
 )
 def test_what_does_not_work_with_ranks_is_refused(
@@ -431,7 +444,7 @@ def test_what_does_not_work_with_ranks_is_refused(
     families.write_checkpoint("qwen3", tmp_path)
     dims = load_model(tmp_path, dtype="float32", device=CPU).config
     with pytest.raises(ModelLoadError) as refused:
-        check_layout(configured(2, 1, **settings), dims)
+        check_layout(msgspec.structs.replace(configured(2, 1), **settings), dims)
     assert said in refused.value.message
 
 
