@@ -90,6 +90,19 @@ def test_what_does_not_fit_is_told_with_the_plan(tmp_path: Path, capsys: pytest.
     assert any("./nowhere" in problem for problem in report["problems"])
 
 
+@pytest.mark.parametrize(("there", "nodes", "is_problem"), [(1, "", True), (2, "", False), (1, "0.0.0.0:8001", False)])
+def test_ranks_that_have_too_few_gpus_here_are_a_problem(
+    there: int, nodes: str, is_problem: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nodes can join, one of them may have enough."""
+    monkeypatch.setattr("inferd.cli.check.num_visible_gpus", lambda: there)
+    text = "models: {m: {source: demo, device: cuda, parallel: {tensor: 2}}}\n"
+    text += f"nodes: {{listen: '{nodes}'}}\n" if nodes else ""
+    found = [line for line in examine(str(written(tmp_path, text)), probe=False).problems if "CUDA" in line]
+    assert bool(found) == is_problem, found
+    assert all("models.m: parallel has 2 ranks" in line and f"has {there} CUDA devices" in line for line in found)
+
+
 def test_the_plan_is_a_table_of_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, "models: {m: {source: demo, replicas: 3, kv_cache: {memory_bytes: 64MiB}}}\n")
     assert main(["check", str(path)]) == 0

@@ -46,7 +46,7 @@ def machine(name: str) -> st.SearchStrategy[Machine]:
         free_bytes=st.none() | st.integers(-10, 10) if name == HERE else st.integers(-10, 10),
         num_replicas=COUNTS,
         num_of_model=COUNTS,
-        num_gpus=st.integers(0, 1),
+        num_gpus=st.integers(0, 2),
         labels=st.just({}) if name == HERE else LABELS,
         is_reserved=st.just(False) if name == HERE else st.booleans(),
     )
@@ -107,7 +107,7 @@ def test_what_the_settings_name_is_what_the_node_has(model: ModelConfig, node: M
         assert model.placement.nodes != "local"
         assert all(node.labels.get(name) == value for name, value in model.placement.labels.items())
         assert model.region is None or node.labels.get("region") == model.region
-        assert model.device != "cuda" or node.num_gpus > 0
+        assert model.device != "cuda" or node.num_gpus >= model.parallel.count
         assert node.is_reserved == (model.placement.nodes == "ray"), "a reservation is for a model on Ray alone"
 
 

@@ -25,6 +25,7 @@ from inferd.config.units import bytes_text
 from inferd.config.versions import rollout_warnings
 from inferd.errors import ConfigError, InferdError, ModelLoadError
 from inferd.lifecycle.export import files_problem, is_document, problems_of, read_document
+from inferd.machine.gpus import may_compute_on_gpu, num_visible_gpus
 from inferd.registry.source import defines_class, find, is_code, is_reference, is_remote
 from inferd.registry.triton import is_repository, read_repository
 from inferd.registry.verified import verified_models, verify_source
@@ -178,6 +179,7 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
         problems += plan.problems
     except InferdError as error:
         problems += _lines(error)
+    problems += _gpus(config)
     problems += _adapters(config)
     problems += _steps(config)
     problems += _certificate(config)
@@ -318,6 +320,21 @@ def _of_mlflow(config: Config, warnings: list[str], problems: list[str]) -> dict
                 found[name] = f"would be {last.shown} at a start without the MLflow server"
         except ModelLoadError as error:
             problems += [f"models.{name}.{error.param or 'source'}: {line}" for line in _lines(error)]
+    return found
+
+
+def _gpus(config: Config) -> list[str]:
+    """The problems of ranks that have too few GPUs here. Where nodes can join, a machine is sought when they start."""
+    from inferd.engine.model.share import check_devices
+
+    found: list[str] = []
+    for name, model in config.models.items():
+        is_here = model.placement.nodes == "local" or (config.nodes.listen is None and config.nodes.ray is None)
+        if is_here and model.num_local and may_compute_on_gpu(model.device):
+            try:
+                check_devices(model, num_visible_gpus())
+            except ModelLoadError as error:
+                found += [f"models.{name}: {line}" for line in _lines(error)]
     return found
 
 

@@ -231,10 +231,18 @@ def _ranks(
         return None
     dims = read_config(Source(folder / "config.json"))
     check_layout(msgspec.structs.replace(config, device=str(device)), dims)
-    if device.type == "cuda":
-        check_devices(config, torch.cuda.device_count())
+    from torch.distributed import is_nccl_available
+
     from inferd.engine.ranks.lead import Lead  # torch.distributed, which other replicas do not need
 
+    if device.type == "cuda":
+        check_devices(config, torch.cuda.device_count())
+        if not is_nccl_available():
+            raise ModelLoadError(
+                "parallel divides the model among CUDA devices, but this build of torch has no NCCL, over which they "
+                "exchange their parts. Install torch's build for CUDA on Linux, or set device to cpu.",
+                param="parallel",
+            )
     return Lead(config, folder, torch.get_num_threads(), far=far, leaving=leaving, device=device)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +15,23 @@ _DRIVER: Final = Path("/proc/driver/nvidia/gpus")
 def num_gpus() -> int:
     """GPUs that NVIDIA's driver shows."""
     return len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else 0
+
+
+def num_visible_gpus() -> int:
+    """GPUs that NVIDIA's driver shows and that ``CUDA_VISIBLE_DEVICES`` leaves to this process."""
+    return visible(os.environ.get("CUDA_VISIBLE_DEVICES"), num_gpus())
+
+
+def visible(setting: str | None, present: int) -> int:
+    """How many of ``present`` GPUs a value of ``CUDA_VISIBLE_DEVICES`` leaves; None: it is not set.
+
+    CUDA ignores what stands behind the first number that names no GPU. A name (GPU-...) counts as one that is there.
+    """
+    if setting is None:
+        return present
+    listed = [entry.strip() for entry in setting.split(",")]
+    there = itertools.takewhile(lambda one: one and (not one.lstrip("-").isdigit() or 0 <= int(one) < present), listed)
+    return min(present, len(list(there)))
 
 
 def may_compute_on_gpu(device: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -30,6 +31,8 @@ from inferd.errors import ModelLoadError
 from inferd.native.attention import Attention, FlatBatch
 from inferd.native.kv_cache import KVCache
 from inferd.native.paged_attention import ReferenceAttention
+
+T = TypeVar("T")
 
 CPU = torch.device("cpu")
 LAYOUTS = ((2, 1), (1, 2), (2, 2))
@@ -76,7 +79,7 @@ def hidden_of(decoder: DividedDecoder, config: ModelConfig, device: FakeDevice) 
     return torch.cat(found)
 
 
-def together[T](config: ModelConfig, folder: Path, act: Callable[[DividedDecoder], T]) -> list[T]:
+def together(config: ModelConfig, folder: Path, act: Callable[[DividedDecoder, ModelConfig], T]) -> list[T]:
     """What each rank makes of its part of the model, in threads."""
     parallel, store = config.parallel, HashStore()
 
@@ -85,7 +88,7 @@ def together[T](config: ModelConfig, folder: Path, act: Callable[[DividedDecoder
         peers = CollectivePeers(share, store, CPU, 60)
         decoder = load_part(folder, config, share, peers)
         peers.join()
-        return act(decoder)
+        return act(decoder, config)
 
     with ThreadPoolExecutor(parallel.count) as pool:
         return list(pool.map(rank, range(parallel.count)))
@@ -97,26 +100,32 @@ def test_ranks_compute_on_devices_what_one_process_computes(name: str, tmp_path:
     alone = load_model(tmp_path, dtype="float32", device=CPU)
     assert isinstance(alone, DividedDecoder)
     expected = hidden_of(alone, configured(), FakeDevice())
-    for tensor, pipeline in LAYOUTS:
-        config, device = configured(tensor, pipeline), FakeDevice()
-        found = together(config, tmp_path, lambda decoder: hidden_of(decoder, config, device))[0]
-        assert float((found - expected).abs().max()) <= (0 if tensor == 1 else 1e-5) * float(expected.abs().max())
+
+    def computed(decoder: DividedDecoder, config: ModelConfig) -> Tensor:
+        device = FakeDevice()
+        hidden = hidden_of(decoder, config, device)
         assert not device.recorded, "ranks record no graphs"
+        return hidden
+
+    for tensor, pipeline in LAYOUTS:
+        found = together(configured(tensor, pipeline), tmp_path, computed)[0]
+        assert float((found - expected).abs().max()) <= (0 if tensor == 1 else 1e-5) * float(expected.abs().max())
 
 
 def test_the_cache_of_every_rank_has_what_the_fullest_leaves(tmp_path: Path) -> None:
     """Ranks compute the largest step together. Of three layers the first stage has two."""
     write_checkpoint("qwen3", tmp_path)
+
+    def left(decoder: DividedDecoder, config: ModelConfig) -> int:
+        assert not can_record(decoder, "triton")
+        return DeviceLoad(config, decoder, "triton", FakeDevice(free=500, total=1000, peak=60)).free_bytes()
+
     for tensor, pipeline in LAYOUTS:
-        config = configured(tensor, pipeline)
-
-        def left(decoder: DividedDecoder, config: ModelConfig = config) -> int:
-            assert not can_record(decoder, "triton")
-            return DeviceLoad(config, decoder, "triton", FakeDevice(free=500, total=1000, peak=60)).free_bytes()
-
         own = 500 - 60 - 1000 // 25
         by_stage = [own * tensor * 3 // layers for layers in ((3,) if pipeline == 1 else (2, 1))]
-        assert together(config, tmp_path, left) == [nbytes for nbytes in by_stage for _ in range(tensor)]
+        assert together(configured(tensor, pipeline), tmp_path, left) == [
+            nbytes for nbytes in by_stage for _ in range(tensor)
+        ]
 
 
 def test_each_rank_has_a_device_of_its_own() -> None:

@@ -75,14 +75,14 @@ def hanging_rank(flag: Path, peers: type[GroupPeers] | type[CollectivePeers]) ->
             time.sleep(3600)
         return add(self, partial)
 
-    peers.sum = hangs  # type: ignore[assignment]
+    peers.sum = hangs  # type: ignore[method-assign]
     rank.main()
 
 
 if __name__ == "__main__":
     word, flag, way = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     if way == "gloo":
-        collectives.GroupPeers = over_gloo  # type: ignore[assignment, misc]
+        collectives.GroupPeers = over_gloo  # type: ignore[assignment, attr-defined]
     if word == "rank":
         del sys.argv[1:4]
         hanging_rank(flag, GroupPeers if way == "memory" else CollectivePeers)

@@ -153,6 +153,8 @@ class Lead:
             way = way if device.type == "cpu" else "over NCCL"
             way = way if self._post is None else "through rank 0's connections"
             _log.info("%d ranks of each stage add their parts of a layer %s.", self.share.tensor, way)
+        if device.type == "cuda":
+            _log.info("Each rank has a CUDA device, from %s on. CUDA graphs are off with ranks.", device)
         threading.Thread(target=self._guard, args=(self._watch_loading,), name="inferd-ranks-load", daemon=True).start()
 
     @property
