@@ -34,6 +34,7 @@ MODELS = st.builds(
     placement=PLACEMENTS,
     region=st.sampled_from([None, "a"]),
     device=st.sampled_from(["auto", "cpu", "cuda"]),
+    parallel=st.builds(ParallelConfig, tensor=st.integers(1, 2)),
 )
 COUNTS = st.integers(0, 3)
 

@@ -28,6 +28,7 @@ from inferd.checkpoints.text.tokenizer import Tokenizer
 from inferd.checkpoints.weight_cache import WeightCache
 from inferd.config import ModelConfig
 from inferd.engine.adapters import Adapters
+from inferd.engine.cuda.fit import refuse_on
 from inferd.engine.cuda.load import DeviceLoad, device_load, device_of
 from inferd.engine.cuda.load import free_bytes as free_device_bytes
 from inferd.engine.engine import Engine
@@ -43,7 +44,7 @@ from inferd.engine.memory import (
     runtime_bytes,
 )
 from inferd.engine.model.load import Decoder, digest_of_files, load_model, open_weight_cache
-from inferd.engine.model.share import ALONE, check_devices, check_layout
+from inferd.engine.model.share import ALONE, Share, check_devices, check_layout
 from inferd.engine.prepare import Limits, Preparer
 from inferd.engine.runner import Runner
 from inferd.engine.sampler import Sampler
@@ -125,6 +126,8 @@ def create_backend(
     device = device_of(device, 0) if config.parallel.count > 1 else device
     torch.set_num_threads(config.threads or num_threads(config.num_local * config.parallel.per_machine))
     folder = check_folder(resolve(config.source, progress))
+    if device.type == "cuda":
+        refuse_on(device, folder, config, Share(0, config.parallel.tensor, config.parallel.pipeline))
     ranks = _ranks(config, folder, device, far, leaving)
     phases.done("resolve")
     defaults = load_generation_defaults(folder)

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from inferd.engine.cuda import memory, steps
+from inferd.engine.cuda.fit import part_bytes, refuse_more_than_is_free
 from inferd.engine.cuda.load import DeviceLoad, device_of
 from inferd.engine.cuda.steps import can_record
 from inferd.engine.model.divided import DividedDecoder
@@ -151,3 +152,25 @@ def test_ranks_need_as_many_devices(device: str, there: int, is_enough: bool) ->
     assert f"this machine has {there} CUDA devices" in refused.value.message
     assert "Take fewer ranks" in refused.value.message
     assert refused.value.param == "parallel"
+
+
+def test_weights_that_a_device_does_not_hold_are_refused_with_the_layout_that_does(tmp_path: Path) -> None:
+    """Before they are read. Of the 4 heads of the model 3 ranks cannot have equal parts."""
+    write_checkpoint("qwen3", tmp_path)
+    alone, needed = Share(), part_bytes(tmp_path, configured(), on_cpu=False)
+    halves, quarters = needed(Share(0, 2)), needed(Share(0, 4))
+    assert quarters < halves < needed(alone)
+
+    def said(free_bytes: int, num_devices: int, share: Share = alone, device: str = "cuda:0") -> str:
+        with pytest.raises(ModelLoadError) as refused:
+            config = configured(share.tensor, share.pipeline, device)
+            refuse_more_than_is_free(tmp_path, config, share, free_bytes, device, num_devices)
+        return refused.value.message
+
+    refuse_more_than_is_free(tmp_path, configured(), alone, needed(alone), "cuda:0", 1)
+    assert "cuda:0 has " in said(halves, 8)
+    assert "Set parallel to {tensor: 2}" in said(halves, 8)
+    assert "Set parallel to {tensor: 4}" in said(halves - 1, 8)
+    assert "do not hold them" in said(halves - 1, 3)
+    assert "do not hold them" in said(halves, 8, device="cuda:7")
+    assert said(1, 8, Share(1, 2)).startswith("The part of the weights of rank 1 takes")

@@ -301,7 +301,11 @@ GROUP = Path(__file__).with_name("group.py")
 
 
 def ends_with_a_lost_rank(
-    command: list[str], flag: Path, way: str, said_why: str = "one hangs, or a connection is cut"
+    command: list[str],
+    flag: Path,
+    way: str,
+    said_why: str = "one hangs, or a connection is cut",
+    code: int = EXIT_RANK_LOST,
 ) -> float:
     """Seconds from the fault to the end of rank 0. ``way``: see group.py."""
     process = subprocess.Popen([*command, str(flag), way], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -313,7 +317,7 @@ def ends_with_a_lost_rank(
         seconds = time.monotonic() - began
     finally:
         process.kill()
-    assert process.returncode == EXIT_RANK_LOST, said
+    assert process.returncode == code, said
     assert said_why in said
     until(lambda: not any(is_running(pid) for pid in ranks))
     return seconds

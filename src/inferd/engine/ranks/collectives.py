@@ -54,7 +54,7 @@ def _group(store: Store, rank: int, size: int, device: torch.device, timeout: ti
     # All ranks are on this machine, so they need not find each other through its networks. Devices talk directly.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     options = ProcessGroupNCCL.Options()
-    options._timeout = timeout  # of one exchange; the group then ends this process
+    options._timeout = timeout  # of one exchange; the group's watchdog then ends this process
     return ProcessGroupNCCL(store, rank, size, options)
 
 
@@ -68,10 +68,10 @@ class CollectivePeers:
     cuts_steps: Final = False
 
     def __init__(self, share: Share, store: Store, device: torch.device, timeout_s: float) -> None:
-        """``store``: where the ranks find each other; NCCL uses it as long as the groups live. ``timeout_s``: the
-        longest that one rank waits for another."""
+        """``store``: where the ranks find each other; NCCL uses it as long as the groups live. ``timeout_s``: after
+        which the supervisor takes a worker for hung; it says why, so the groups wait twice as long."""
         self._share, self._store, self._device = share, store, device
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout = timedelta(seconds=2 * timeout_s)
         self._stage: Backend | None = None
         self._pairs: dict[int, Backend] = {}  # by the other rank
         self._num_exchanges = 0

@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
 
-from inferd.checkpoints.architecture import ITEM_BYTES, dtype_name, read_config
+from inferd.checkpoints.architecture import read_config
 from inferd.checkpoints.decoder_config import Source
-from inferd.checkpoints.footprint import used_tensors
-from inferd.checkpoints.stored.layout import layouts
 from inferd.config import ModelConfig
 from inferd.config.units import bytes_text
+from inferd.engine.cuda.fit import part_bytes, refuse_on
 from inferd.engine.cuda.load import device_load
 from inferd.engine.cuda.load import free_bytes as free_device_bytes
 from inferd.engine.model.cuts import Peers
@@ -107,12 +106,7 @@ def load_part(
 
 def refuse_more_than_is_free(folder: Path, config: ModelConfig, share: Share, free_bytes: int) -> None:
     """Raises ModelLoadError, before weights are read, where this rank's part of them takes more than ``free_bytes``."""
-    source = Source(folder / "config.json")
-    dims = read_config(source)
-    tensors = used_tensors(folder, dims)
-    quantised = {} if source.quantization is None else layouts(source.quantization, tensors, str(folder))
-    itemsize = ITEM_BYTES[dtype_name(config.dtype, dims.dtype, on_cpu=True, source=source)]
-    need = share.weight_bytes(tensors, quantised, dims, itemsize, config.quantization)
+    need = part_bytes(folder, config, on_cpu=True)(share)
     if need > free_bytes:
         raise ModelLoadError(
             f"its part of the weights takes {bytes_text(need)}, and its machine has {bytes_text(max(0, free_bytes))} "
@@ -258,6 +252,8 @@ def serve(connection: Wire, post: Post | None, elsewhere: Elsewhere | None) -> i
         folder = Path(begin.folder) if elsewhere is None else check_folder(resolve(elsewhere.source, _unreported))
         if elsewhere is not None:
             refuse_more_than_is_free(folder, config, share, min(elsewhere.given_bytes(ranks), available_bytes()))
+        if device.type == "cuda":
+            refuse_on(device, folder, config, share)
         if post is None:
             store = FileStore(begin.store, share.count)
             decoder, peers = load_share(folder, config, share, store, begin.memory, device)
