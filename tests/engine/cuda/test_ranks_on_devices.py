@@ -162,8 +162,8 @@ def test_weights_that_a_device_does_not_hold_are_refused_with_the_layout_that_do
     assert quarters < halves < needed(alone)
 
     def said(free_bytes: int, num_devices: int, share: Share = alone, device: str = "cuda:0") -> str:
+        config = configured(share.tensor, share.pipeline, device)
         with pytest.raises(ModelLoadError) as refused:
-            config = configured(share.tensor, share.pipeline, device)
             refuse_more_than_is_free(tmp_path, config, share, free_bytes, device, num_devices)
         return refused.value.message
 
