@@ -110,7 +110,9 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
             ge=0,
         ),
     ] = 20 << 30
-    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N. Ranks (parallel) have N, N + 1 and so on.", pattern=DEVICE)] = "auto"
+    device: Annotated[
+        str, Meta(description="auto, cpu, cuda or cuda:N. Ranks (parallel) have N, N + 1 and so on.", pattern=DEVICE)
+    ] = "auto"
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="Longest prompt plus answer in tokens; unset: the checkpoint's own limit."),

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -313,7 +314,15 @@ def _unreported(phase: str, done: int, total: int) -> None:
     """Progress of files that come from a hub, which the log of the node tells."""
 
 
+def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Tell what no part of the program has caught, and end. The teardown of the libraries might wait for ranks that
+    wait for this one."""
+    traceback.print_exception(kind, error, trace)
+    os._exit(EXIT_DEFECT)
+
+
 def main() -> NoReturn:
+    sys.excepthook = _end
     parser = argparse.ArgumentParser(prog="inferd.engine.ranks.rank", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="this end of the connection to rank 0")
     parser.add_argument("--parent", type=int, required=True, help="the process id of rank 0, or of the node")
@@ -341,11 +350,7 @@ def main() -> NoReturn:
                 threading.Thread(target=report_work, args=(line,), name="inferd-report", daemon=True).start()
         if elsewhere is None:
             threading.Thread(target=_watch, args=(options.parent,), name="inferd-watch", daemon=True).start()
-        try:
-            code = exit_code(connection, post, elsewhere)
-        except Exception:  # the teardown of the libraries might wait for ranks that wait for this one
-            traceback.print_exc()
-            code = EXIT_DEFECT
+        code = exit_code(connection, post, elsewhere)
     os._exit(code)  # without waiting for the teardown of the libraries
 
 
