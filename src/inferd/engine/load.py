@@ -126,8 +126,7 @@ def create_backend(
     device = device_of(device, 0) if config.parallel.count > 1 else device
     torch.set_num_threads(config.threads or num_threads(config.num_local * config.parallel.per_machine))
     folder = check_folder(resolve(config.source, progress))
-    if device.type == "cuda":
-        refuse_on(device, folder, config, Share(0, config.parallel.tensor, config.parallel.pipeline))
+    _check_layout(config, folder, device)
     ranks = _ranks(config, folder, device, far, leaving)
     phases.done("resolve")
     defaults = load_generation_defaults(folder)
@@ -226,26 +225,32 @@ def _read_checkpoint(
     return _Checkpoint(decoder, tokenizer, template, digest)
 
 
+def _check_layout(config: ModelConfig, folder: Path, device: torch.device) -> None:
+    """Raises ModelLoadError where the model cannot be divided as it is to be, or its devices are too few or too small.
+    ``device``: of rank 0."""
+    parallel = config.parallel
+    if parallel.count > 1:
+        dims = read_config(Source(folder / "config.json"))
+        check_layout(msgspec.structs.replace(config, device=str(device)), dims)
+    if device.type == "cuda":
+        check_devices(config, torch.cuda.device_count())
+        if parallel.count > 1 and not torch.distributed.is_nccl_available():
+            raise ModelLoadError(
+                "parallel divides the model among CUDA devices, but this build of torch has no NCCL, over which they "
+                "exchange their parts. Install torch's build for CUDA on Linux, or set device to cpu.",
+                param="parallel",
+            )
+        refuse_on(device, folder, config, Share(0, parallel.tensor, parallel.pipeline))
+
+
 def _ranks(
     config: ModelConfig, folder: Path, device: torch.device, far: str, leaving: Callable[[str], None]
 ) -> Lead | None:
     """The other ranks of the replica, which begin to load; None: there are none. Raises ModelLoadError."""
     if config.parallel.count == 1:
         return None
-    dims = read_config(Source(folder / "config.json"))
-    check_layout(msgspec.structs.replace(config, device=str(device)), dims)
-    from torch.distributed import is_nccl_available
-
     from inferd.engine.ranks.lead import Lead  # torch.distributed, which other replicas do not need
 
-    if device.type == "cuda":
-        check_devices(config, torch.cuda.device_count())
-        if not is_nccl_available():
-            raise ModelLoadError(
-                "parallel divides the model among CUDA devices, but this build of torch has no NCCL, over which they "
-                "exchange their parts. Install torch's build for CUDA on Linux, or set device to cpu.",
-                param="parallel",
-            )
     return Lead(config, folder, torch.get_num_threads(), far=far, leaving=leaving, device=device)
 
 
@@ -273,9 +278,8 @@ def _plan_memory(
     measure = available_bytes if device.type == "cpu" else partial(free_device_bytes, decoder, gpu)
     free_bytes = measure() if ranks is None else ranks.meet(attention, measure)
     of_draft = draft.kv_bytes_per_token if draft is not None else 0
-    if (
-        ranks is not None and device.type == "cuda"
-    ):  # the device of rank 0 has all of it, and others have as many blocks
+    if ranks is not None and device.type == "cuda":
+        # The device of rank 0 has all of it, and the others have as many blocks.
         of_draft = ranks.share.in_all(of_draft, decoder.config.num_layers)
     arena = plan_arena(
         config,

@@ -12,7 +12,7 @@ import msgspec
 from inferd.types import Failure
 from inferd.worker.messages import HEADER
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when a message changes, so that a node of another version is refused by name and not by its bytes."""
 
 MAX_FIRST_BYTES = 64 * 1024
