@@ -275,10 +275,11 @@ def _plan_memory(
     for_adapters = adapters_bytes(config, sum(state.num_bytes for state in adapters.states.values()))
     attention = _attention(config, decoder, device)
     gpu = device_load(config, decoder, attention)
-    measure = available_bytes if device.type == "cpu" else partial(free_device_bytes, decoder, gpu)
+    is_on_device = gpu is not None or device.type == "cuda"
+    measure = partial(free_device_bytes, decoder, gpu) if is_on_device else available_bytes
     free_bytes = measure() if ranks is None else ranks.meet(attention, measure)
     of_draft = draft.kv_bytes_per_token if draft is not None else 0
-    if ranks is not None and device.type == "cuda":
+    if ranks is not None and is_on_device:
         # The device of rank 0 has all of it, and the others have as many blocks.
         of_draft = ranks.share.in_all(of_draft, decoder.config.num_layers)
     arena = plan_arena(

@@ -5,7 +5,8 @@
     group.py cut FLAG WAY         the connections between two stages are cut; needs a network namespace of its own
     group.py rank FLAG WAY ...    the other rank, which hangs before a sum when there is a file FLAG
 
-WAY: memory, or collectives over gloo or on CUDA devices (gloo, cuda). Prints a line when the fault begins.
+WAY: memory, or collectives over gloo, over gloo on devices that are the CPU, or on CUDA devices (gloo, devices, cuda).
+Prints a line when the fault begins.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,11 +25,18 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from inferd.config import ModelConfig, ParallelConfig, SpeculationConfig
+from inferd.engine import load
+from inferd.engine.cuda import load as cuda_load
+from inferd.engine.cuda import memory as cuda_memory
+from inferd.engine.cuda import steps as cuda_steps
 from inferd.engine.load import create_backend
 from inferd.engine.model.share import Share
 from inferd.engine.ranks import collectives, lead, rank
 from inferd.engine.ranks.collectives import CollectivePeers
 from inferd.engine.ranks.peers import GroupPeers
+from inferd.native.attention import FlatBatch
+from inferd.native.kv_cache import KVCache
+from inferd.native.paged_attention import ReferenceAttention
 from inferd.types import GenerateRequest, SamplingParams, TokenPrompt
 
 STEPS = 20
@@ -36,6 +45,25 @@ STEPS = 20
 def over_gloo(share: Share, store: Store, memory: int | None, timeout_s: float) -> CollectivePeers:
     """In place of ``GroupPeers``: what ranks on CUDA devices have."""
     return CollectivePeers(share, store, torch.device("cpu"), timeout_s)
+
+
+def replaced(way: str) -> list[tuple[ModuleType, str, object]]:
+    """What stands for what in every process of a group: modules, names and values."""
+    found: list[tuple[ModuleType, str, object]] = []
+    if way in ("gloo", "devices"):
+        found += [(collectives, "GroupPeers", over_gloo)]
+    if way == "devices":
+        from tests.engine.cuda.fake_device import FakeDevice
+
+        found += [(cuda_load, "CudaDevice", lambda where: FakeDevice())]
+        # Triton's own attention has tests of its own, and takes long in the interpreter.
+        found += [(module, "create_attention", attends) for module in (cuda_memory, cuda_steps)]
+        found += [(load, "_attention", lambda config, decoder, device: "triton")]
+    return found
+
+
+def attends(kind: str, cache: KVCache, batch: FlatBatch) -> ReferenceAttention:
+    return ReferenceAttention(cache, batch)
 
 
 def main(fault: str, flag: Path, way: str) -> None:
@@ -81,8 +109,8 @@ def hanging_rank(flag: Path, peers: type[GroupPeers] | type[CollectivePeers]) ->
 
 if __name__ == "__main__":
     word, flag, way = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    if way == "gloo":
-        collectives.GroupPeers = over_gloo  # type: ignore[assignment, attr-defined]
+    for module, name, value in replaced(way):
+        setattr(module, name, value)
     if word == "rank":
         del sys.argv[1:4]
         hanging_rank(flag, GroupPeers if way == "memory" else CollectivePeers)

@@ -75,14 +75,25 @@ def test_a_large_sum_has_the_bits_of_a_small_one(ranks: int, monkeypatch: pytest
         assert torch.equal(other, large)
 
 
-@pytest.mark.parametrize("layout", [pytest.param((2, 1), marks=THOROUGH), pytest.param((1, 2), marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("layout", "way"),
+    [
+        pytest.param((2, 1), "devices", marks=pytest.mark.soak),
+        pytest.param((1, 2), "devices", marks=THOROUGH),
+        pytest.param((2, 2), "devices", marks=pytest.mark.soak),
+        pytest.param((2, 1), "gloo", marks=pytest.mark.soak),
+    ],
+)
 def test_processes_answer_as_one(
-    layout: tuple[int, int], adapters: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: tuple[int, int], way: str, adapters: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches, preemption, the prefix cache, guessed tokens, masks and adapters pass through the ranks."""
+    """Batches, preemption, the prefix cache, guessed tokens, masks and adapters pass through the ranks, also on devices
+    that are the CPU."""
     expected = answers(1, 1, adapters, dtype="float32")
-    monkeypatch.setattr(collectives, "GroupPeers", group.over_gloo)
-    monkeypatch.setattr(lead, "_COMMAND", (sys.executable, "-P", str(GROUP), "rank", str(tmp_path / "never"), "gloo"))
+    for module, name, value in group.replaced(way):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(lead, "_COMMAND", (sys.executable, "-P", str(GROUP), "rank", str(tmp_path / "never"), way))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     assert answers(*layout, adapters, dtype="float32") == expected
 
 

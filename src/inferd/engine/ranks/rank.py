@@ -274,9 +274,8 @@ def serve(connection: Wire, post: Post | None, elsewhere: Elsewhere | None) -> i
         adapters[meet.number] = adapter_of(meet, decoder)
     assert isinstance(meet, Meet)
     peers.join()
-    gpu, free_bytes = None, None
-    if device.type == "cuda":
-        gpu = device_load(config, decoder, meet.attention)
+    gpu, free_bytes = device_load(config, decoder, meet.attention), None
+    if gpu is not None or device.type == "cuda":
         free_bytes = free_device_bytes(decoder, gpu)
     elif elsewhere is not None:
         free_bytes = elsewhere.free_bytes(ranks) * parallel.machines
