@@ -552,6 +552,9 @@ def test_white_space_of_json_is_taken(compiler: Compiler, pattern: str) -> None:
         ('root ::= "a\nb" [^a\r\n]', ["a\nbc"], ["a\nb\n", "a"]),
         ('root ::= "a"{2}+*' + "*?+" * 20 + ' x{2} x??\nx ::= "x"', ["xx", "aaaaxxx"], ["axx", "aax"]),
         ('root ::= "a"{0} "b" "c"{0,0} ("d" "e"){0,1}', ["b", "bde"], ["a", "ab", "bc"]),
+        ('root ::= "(" root ")" | [a-z]* "end"', ["end", "((enterend))"], ["enter", "(end", "(enter)"]),
+        ('root ::= "(" root ")" | x x\nx ::= [a-z]{2,3}', ["abcd", "(abcde)", "abcdef"], ["abc", "abcdefg"]),
+        ('root ::= "<" root ">" | x "b" | y x?\nx ::= "a" | "ab" "c"?\ny ::= x "!"', ["ab", "abb", "a!abc"], ["abc"]),
         ("root ::= " + "(" * 100 + "[a-b]" + ")?" * 20 + ")" * 80 + ' "c"', ["c", "ac", "bc"], ["a"]),
     ],
 )
@@ -568,7 +571,9 @@ def test_a_terminal_that_takes_all_that_follows_stops_no_search(compiler: Compil
     grammar = compiler.compile(Grammar(text=text + '%llguidance {"no_forcing": false}}', syntax="lark", at="g"))
     assert not says(compiler, grammar, "aaaaaa")
     recursive = 'root ::= "(" root ")" | x "a"\nx ::= "a"+'
-    assert not says(compiler, compiler.compile(Grammar(text=recursive, syntax="gbnf", at="g")), "((aaaaaa")
+    grammar = compiler.compile(Grammar(text=recursive, syntax="gbnf", at="g"))
+    assert not says(compiler, grammar, "((aaaaaa")
+    assert says(compiler, grammar, "((aa))")
 
 
 pieces = st.sampled_from([*"ab-[]()?*+{}12,^$|:<>=!Pdpxu&~.éwi#\\", r"\d", r"\b", "[:alpha:]", "(?:", r"\n", r"\\"])

@@ -1,18 +1,33 @@
 """Grammars in GBNF, llama.cpp's notation, as grammars in Lark.
 
 A rule that refers to no rule but such ones is a terminal, which the mask engine reads as one word, as far as it goes.
-So a grammar without recursion is one terminal, and every way to read a text is followed. Pure functions of text, bounded
-in depth.
+So a grammar without recursion is one terminal, and every way to read a text is followed. In a grammar with recursion,
+words that would take what belongs to the next one are read as smaller ones, so that no sentence is lost. Pure functions
+of text, bounded in depth.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final, NamedTuple, NoReturn
 
 from inferd.structured import endless, lark, regex
+from inferd.structured.classes import LARGEST_CODE
 from inferd.structured.faults import Fault
+from inferd.structured.lexemes import (
+    Division,
+    Expression,
+    InOrder,
+    OneOf,
+    Ranges,
+    Reference,
+    Repeated,
+    Text,
+    Ways,
+    division,
+    references,
+)
 from inferd.structured.sentences import TEXT, Sentences
 from inferd.structured.sentences import Part as Sentence
 
@@ -22,33 +37,26 @@ MOST_WAYS: Final = 10_000  # of one rule or group
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _SHORT: Final = {"n": "\n", "r": "\r", "t": "\t"}
 _ITSELF: Final = '"\\[]-^'
-_NEVER: Final = ("{0}", "{0,0}")
+_REPETITIONS: Final[Mapping[str, tuple[int, int | None]]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_ANY: Final = OneOf("(?s:.)", ((0, LARGEST_CODE),))
 _DEEPEST_IN_LARK: Final = 20  # groups within each other; the mask engine takes a few more
 _BLANK: Final = " \t"
 _LINE_ENDS: Final = "\r\n"
 
 
-class _Reference(NamedTuple):
-    name: str
-    offset: int
-
-
-_Part = str | _Reference
-"""A piece of Lark, or the name of a rule."""
+_EMPTY: Final = Text("")
 
 
 class _Body(NamedTuple):
     """What a rule, a sequence or an item is."""
 
-    written: list[_Part]
+    expression: Expression
     sentence: Sentence
 
 
-@dataclass(slots=True)
-class _Rule:
-    body: list[_Part]
+class _Rule(NamedTuple):
+    body: Expression
     offset: int
-    is_terminal: bool = False
 
 
 def to_lark(text: str) -> str:
@@ -56,34 +64,66 @@ def to_lark(text: str) -> str:
     parser = _Parser(text)
     rules = parser.rules()
     for rule in rules.values():
-        for part in rule.body:
-            if isinstance(part, _Reference) and part.name not in rules:
-                remedy = f"define it, as in '{part.name} ::= \"text\"', or write a text in double quotation marks"
-                raise Fault(text, part.offset, f"the rule {part.name!r} is not defined", remedy)
+        for name, offset in references(rule.body):
+            if name not in rules:
+                remedy = f"define it, as in '{name} ::= \"text\"', or write a text in double quotation marks"
+                raise Fault(text, offset, f"the rule {name!r} is not defined", remedy)
     if "root" not in rules:
         raise Fault(text, 0, "there is no rule 'root'", "define it: its sentences are the answers")
     parser.check_ends(rules)
-    _find_terminals(rules)
-    names = {name: f"{'T' if rule.is_terminal else 'r'}{number}" for number, (name, rule) in enumerate(rules.items())}
-    if not rules["root"].is_terminal:
-        names["root"] = "start"
-    written = [
-        f"{names[name]}: {''.join(part if isinstance(part, str) else names[part.name] for part in rule.body)}"
-        for name, rule in rules.items()
+    return _written({name: rule.body for name, rule in rules.items()})
+
+
+def _written(rules: dict[str, Expression]) -> str:
+    """The rules in Lark."""
+    terminals = _terminals(rules)
+    divided = division(rules, terminals) if "root" not in terminals else Division()
+    words = {name: f"T{number}" for number, name in enumerate(rules) if name in terminals}
+    names = {name: f"r{number}" for number, name in enumerate(rules)}
+    whole = {name: word for name, word in words.items() if name not in divided.rules}
+    lines = [f"{word}: {_lark(rules[name], words, frozenset())}" for name, word in words.items()]
+    if "root" in terminals:
+        return "\n".join([*lines, f"start: {words['root']}"])
+    names = {**names, "root": "start", **whole}
+    lines += [
+        f"{names[name]}: {_lark(rule, names, divided.texts)}" for name, rule in rules.items() if name not in whole
     ]
-    return "\n".join([*written, f"start: {names['root']}" if rules["root"].is_terminal else lark.UNFORCED])
+    return "\n".join([*lines, lark.UNFORCED])
 
 
-def _find_terminals(rules: dict[str, _Rule]) -> None:
+def _terminals(rules: dict[str, Expression]) -> frozenset[str]:
     """A rule is a terminal as it would have a sentence if all of its references stood in one sequence."""
-    references = Sentences()
-    parts = {name: references.alternatives() for name in rules}
+    known = Sentences()
+    parts = {name: known.alternatives() for name in rules}
     for name, part in parts.items():
-        named = [each.name for each in rules[name].body if isinstance(each, _Reference)]
-        references.add(part, references.sequence([parts[each] for each in named]))
-    others = references.endless()
-    for name, part in parts.items():
-        rules[name].is_terminal = part not in others
+        known.add(part, known.sequence([parts[each.name] for each in references(rules[name])]))
+    others = known.endless()
+    return frozenset(name for name, part in parts.items() if part not in others)
+
+
+def _lark(expression: Expression, names: Mapping[str, str], divided: frozenset[str]) -> str:
+    """An expression in Lark, where rules have these names. ``divided``: the texts that are no words as a whole."""
+    match expression:
+        case Text(text):
+            if text in divided:
+                return f"({' '.join(map(_quoted, text))})"
+            return _quoted(text)
+        case OneOf(written):
+            return f"/{written}/"
+        case Reference(name):
+            return names[name]
+        case InOrder(parts):
+            pieces = [(part, _lark(part, names, divided)) for part in parts]
+            return " ".join(f"({each})" if isinstance(part, Ways) else each for part, each in pieces)
+        case Ways(ways):
+            return " | ".join(_lark(way, names, divided) for way in ways)
+        case Repeated(part, sign):
+            inner = _lark(part, names, divided)
+            return f"({inner}){sign}" if isinstance(part, Ways | InOrder) else f"{inner}{sign}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 class _Parser:
@@ -112,7 +152,7 @@ class _Parser:
                 self._fail(f"the rule {name!r} is defined twice", "define it once, with '|' between its ways", offset)
             self._skip(lines=True)
             body = self._alternatives(0)
-            rules[name] = _Rule(body.written, offset)
+            rules[name] = _Rule(body.expression, offset)
             self._sentences.add(self._named(name), body.sentence)
             if self._peek() not in ("", *_LINE_ENDS):
                 self._fail_item()
@@ -162,46 +202,47 @@ class _Parser:
         return self._text[start : self._at]
 
     def _alternatives(self, depth: int) -> _Body:
-        written, sentence = self._sequence(depth)
-        sentences = [sentence]
+        first = self._sequence(depth)
+        ways, sentences = [first.expression], [first.sentence]
         while self._peek() == "|":
             if len(sentences) >= MOST_WAYS:
                 self._fail(f"there are over {MOST_WAYS} alternatives", "name parts of them as rules")
             self._at += 1
             self._skip(lines=True)
             way = self._sequence(depth)
-            written += [" | ", *way.written]
+            ways.append(way.expression)
             sentences.append(way.sentence)
-        return _Body(written, sentence if len(sentences) == 1 else self._sentences.alternatives(sentences))
+        return first if len(ways) == 1 else _Body(Ways(tuple(ways)), self._sentences.alternatives(sentences))
 
     def _sequence(self, depth: int) -> _Body:
-        parts: list[_Part] = []
+        parts: list[Expression] = []
         sentences: list[Sentence] = []
         while (item := self._item(depth)) is not None:
-            written, sentence = item
+            expression, sentence = item
             self._skip(lines=depth > 0)
-            is_repeated = False
-            while repeated := self._repetition():
-                if is_repeated:
-                    written = self._apart(written)
-                written = ['""'] if repeated in _NEVER else [*written, repeated]
-                sentence = TEXT if repeated.startswith(("*", "?", "{0")) else sentence
-                is_repeated = True
+            while (repetition := self._repetition()) is not None:
+                sign, least, most = repetition
+                if isinstance(expression, Repeated):
+                    expression = self._apart(expression)
+                is_empty = most == 0 or expression == _EMPTY
+                expression = _EMPTY if is_empty else Repeated(expression, sign, least, most)
+                sentence = TEXT if least == 0 else sentence
                 self._skip(lines=depth > 0)
-            parts += [" ", *written] if parts else written
+            parts.append(expression)
             sentences.append(sentence)
-        return _Body(parts or ['""'], self._sentences.sequence(sentences))
+        expression = InOrder(tuple(parts)) if len(parts) != 1 else parts[0]
+        return _Body(expression if parts else _EMPTY, self._sentences.sequence(sentences))
 
     def _item(self, depth: int) -> _Body | None:
         """The next item; None: there is none."""
         offset, character = self._at, self._peek()
         if character == '"':
-            return _Body([self._literal()], TEXT)
+            return _Body(Text(self._literal()), TEXT)
         if character == "[":
             return self._class()
         if character == ".":
             self._at += 1
-            return _Body(["/(?s:.)/"], TEXT)
+            return _Body(_ANY, TEXT)
         if character == "(":
             if depth >= DEEPEST:
                 self._fail(f"more than {DEEPEST} parentheses stand within each other", "name parts of it as rules")
@@ -214,25 +255,26 @@ class _Parser:
                 self._fail("the group is not closed", "add ')' behind it", offset)
             self._at += 1
             if depth % _DEEPEST_IN_LARK == _DEEPEST_IN_LARK - 1:
-                return _Body(self._apart(body.written), body.sentence)
-            return _Body(["(", *body.written, ")"], body.sentence)
+                return _Body(self._apart(body.expression), body.sentence)
+            return body
         name = self._name()
-        return _Body([_Reference(name, offset)], self._named(name)) if name else None
+        return _Body(Reference(name, offset), self._named(name)) if name else None
 
-    def _apart(self, written: list[_Part]) -> list[_Part]:
+    def _apart(self, expression: Expression) -> Reference:
         """The same as a rule of its own, with a name that no other has."""
         name = f"({len(self._rules)})"
-        self._rules[name] = _Rule(written, self._at)
-        return [_Reference(name, self._at)]
+        self._rules[name] = _Rule(expression, self._at)
+        return Reference(name, self._at)
 
-    def _repetition(self) -> str:
-        """The repetition behind an item; empty: there is none."""
+    def _repetition(self) -> tuple[str, int, int | None] | None:
+        """The repetition behind an item: its sign, and how often the item stands there at least and at most. None: there
+        is no repetition, or no limit."""
         offset, sign = self._at, self._peek()
-        if sign and sign in "*+?":
+        if sign and sign in _REPETITIONS:
             self._at += 1
-            return sign
+            return sign, *_REPETITIONS[sign]
         if sign != "{":
-            return ""
+            return None
         end = self._text.find("}", offset)
         least, comma, most = self._text[offset + 1 : max(end, offset + 1)].partition(",")
         least, most = least.strip(), most.strip()
@@ -243,7 +285,9 @@ class _Parser:
         if most and int(least) > int(most):
             self._fail("the repetition is empty", "write the smaller number first")
         self._at = end + 1
-        return f"{{{int(least)},{int(most) if most else ''}}}" if comma else f"{{{int(least)}}}"
+        if not comma:
+            return f"{{{int(least)}}}", int(least), int(least)
+        return f"{{{int(least)},{int(most) if most else ''}}}", int(least), int(most) if most else None
 
     def _literal(self) -> str:
         offset = self._at
@@ -254,7 +298,7 @@ class _Parser:
                 self._fail("the text is not closed", "add '\"' behind it; '\\n' is a line feed", offset)
             characters.append(self._character())
         self._at += 1
-        return json.dumps("".join(characters), ensure_ascii=False)
+        return "".join(characters)
 
     def _class(self) -> _Body:
         offset = self._at
@@ -262,6 +306,7 @@ class _Parser:
         is_negated = self._peek() == "^"
         self._at += is_negated
         members: list[str] = []
+        ranges: list[tuple[int, int]] = []
         while (character := self._peek()) != "]":
             if not character:
                 self._fail("the characters are not closed", "add ']' behind them; '\\]' is the character", offset)
@@ -272,8 +317,10 @@ class _Parser:
                 if first > last:
                     self._fail(f"the range {first!r}-{last!r} is empty", "write the smaller one first", begun)
                 members.append(f"{_coded(first)}-{_coded(last)}")
+                ranges.append((ord(first), ord(last)))
             else:
                 members.append(_coded(first))
+                ranges.append((ord(first), ord(first)))
         self._at += 1
         if not members:
             self._fail("there is no character between '[' and ']'", "name at least one, or write '.' for any", offset)
@@ -281,7 +328,7 @@ class _Parser:
         if is_negated and regex.empty_class(written) is not None:
             sentence = self._sentences.alternatives()
             self._empty[sentence] = offset
-        return _Body([f"/{written}/"], sentence)
+        return _Body(OneOf(written, _others(ranges) if is_negated else tuple(ranges)), sentence)
 
     def _character(self) -> str:
         """The character at the place, which may be an escape."""
@@ -308,6 +355,16 @@ class _Parser:
             remedy = 'one of \\n \\r \\t \\" \\\\ \\[ \\] \\x41 \\u00e9 \\U0001f600'
             self._fail("this escape is unknown", remedy, start)
         return letter
+
+
+def _others(ranges: list[tuple[int, int]]) -> Ranges:
+    """All characters that are in none of the ranges."""
+    found, start = [], 0
+    for first, last in [*sorted(ranges), (LARGEST_CODE + 1, LARGEST_CODE + 1)]:
+        if first > start:
+            found.append((start, first - 1))
+        start = max(start, last + 1)
+    return tuple(found)
 
 
 def _coded(character: str) -> str:
