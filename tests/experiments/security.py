@@ -393,7 +393,7 @@ def every_route(field: Field) -> None:
             ]
             for client in wrong:
                 status = client.request(route.method, _path(route), b"{" if route.request else None).status
-                assert status == 401, f"{route.method} {route.pattern} answered a request without a valid key: {status}"
+                assert status == 401, f"{route.method} {route.pattern} let in a request without a valid key: {status}"
             other = reader if route.scope != "metrics" else infers
             status = plain.with_key(other).request(route.method, _path(route), b"{" if route.request else None).status
             assert status == 403, f"{route.method} {route.pattern} let in another role: {status}"
