@@ -417,6 +417,18 @@ SCHEMAS += [
         "column 2, before '(?x)a # b': the flag x",
         "leave it",
     ),
+    (
+        {"type": "string", "pattern": "^a(?:)?$"},
+        "/pattern",
+        "column 3, before '(?:)?$': the group '(?:)' is",
+        "leave it",
+    ),
+    (
+        {"type": "string", "pattern": "^(?:(?i:)(?:)){2}"},
+        "/pattern",
+        "column 2, before '(?:(?i:)(?:)){2}': the group '(?:(?i:)(?:))' is repeated",
+        "leave it out, with its repetition",
+    ),
     ({"type": "string", "pattern": "^\\u000Fb$"}, "/pattern", "has a control character", "without it"),
     ({"type": "string", "pattern": "^\\u{1}$"}, "/pattern", "has a control character", "without it"),
     ({"type": "string", "pattern": "^\\v$"}, "/pattern", "has a control character", "without it"),

@@ -209,9 +209,10 @@ _PIECE: Final = re.compile(rf"\\.|{CLASS}|\(\?(?:P?<[^\W\d][\w.\[\]]*+>|[a-zA-Z-
 class _Level:
     """A group that is open, or the whole pattern."""
 
-    __slots__ = ("before", "empty", "first_empty", "has_text", "is_verbose", "size")
+    __slots__ = ("before", "empty", "first_empty", "has_content", "has_text", "is_verbose", "size")
 
-    def __init__(self, *, is_verbose: bool = False) -> None:
+    def __init__(self, *, is_verbose: bool = False, has_content: bool = True) -> None:
+        self.has_content = has_content  # more than groups that are not captured and have nothing in them
         self.is_verbose = is_verbose  # white space and what follows '#' in a line have no meaning
         self.size = 0  # written out
         self.empty: int | None = None  # a part of the alternative that no text matches
@@ -241,6 +242,7 @@ class Scan:
         self._names: set[str] = set()
         self._can_repeat = False  # whether an expression stands before the place
         self._levels = [_Level()]  # of the pattern and of each open group
+        self._blank: int | None = None  # where the expression before the place begins, if it is a group without content
         self._last = 0  # the size of the expression before the place
         self.empty_class: int | None = None  # so that no text matches the pattern
         self.notes: list[tuple[int, int]] = []  # white space and comments
@@ -260,9 +262,15 @@ class Scan:
             elif character == ")":
                 if not self._open:
                     self._fail("')' closes no group", "write '\\)' for the character, or open a group before it")
-                self._open.pop()
+                begun = self._open.pop()
                 group = self._levels.pop()
-                self._step(1, can_repeat=True, size=max(group.size, 1), empty=group.end())
+                self._step(
+                    1,
+                    can_repeat=True,
+                    size=max(group.size, 1),
+                    empty=group.end(),
+                    blank=None if group.has_content else begun,
+                )
             elif character in "*+?":
                 self._repeat(character)
             elif character == "{":
@@ -270,6 +278,7 @@ class Scan:
             elif character == "|" or (character == "^" and self._at == 0):
                 if character == "|":
                     self._levels[-1].end_way()
+                    self._levels[-1].has_content = True
                 self._step(1, can_repeat=False)
             elif self._levels[-1].is_verbose and character in _NOTES:
                 self._skip_note()
@@ -282,12 +291,17 @@ class Scan:
     def _fail(self, problem: str, remedy: str, at: int | None = None) -> NoReturn:
         raise Fault(self._pattern, self._at if at is None else at, problem, remedy)
 
-    def _step(self, by: int, *, can_repeat: bool, size: int = 1, empty: int | None = None) -> None:
-        """``empty``: where a class without a character keeps the expression from matching any text."""
+    def _step(
+        self, by: int, *, can_repeat: bool, size: int = 1, empty: int | None = None, blank: int | None = None
+    ) -> None:
+        """``empty``: where a class without a character keeps the expression from matching any text. ``blank``: where the
+        expression begins that is a group without content."""
         self._at += by
         self._can_repeat = can_repeat
+        self._blank = blank
         if can_repeat:
             level = self._levels[-1]
+            level.has_content |= blank is None
             self._last = size
             level.size += size
             level.before = level.empty
@@ -442,7 +456,7 @@ class Scan:
         for begin, name, remedy in _OTHER_GROUPS:
             if pattern.startswith(begin, start):
                 self._fail(f"{name} '{begin}' is not supported", remedy)
-        length, is_verbose = 1, self._levels[-1].is_verbose
+        length, is_verbose, named = 1, self._levels[-1].is_verbose, None
         if pattern.startswith("(?", start):
             named, flags = _NAME.match(pattern, start), _FLAG_GROUP.match(pattern, start)
             if named is not None:
@@ -467,18 +481,26 @@ class Scan:
         if len(self._open) >= DEEPEST:
             self._fail(f"more than {DEEPEST} groups stand within each other", "send a simpler pattern")
         self._open.append(start)
-        self._levels.append(_Level(is_verbose=is_verbose))
+        self._levels.append(_Level(is_verbose=is_verbose, has_content=length == 1 or named is not None))
         self._step(length, can_repeat=False)
 
     def _repeat(self, sign: str) -> None:
         if not self._can_repeat:
             self._fail(f"'{sign}' has nothing to repeat before it", f"write '\\{sign}' for the character")
+        self._check_content()
         self._at += 1
         if sign != "+":
             self._do_without()
         if self._pattern[self._at : self._at + 1] == "?":  # a lazy one, which matches the same whole texts
             self._at += 1
         self._end_repetition()
+
+    def _check_content(self) -> None:
+        """Raise ``Fault`` where the expression before the place has nothing to repeat: the validators do not read it."""
+        if self._in_ecma and self._blank is not None:
+            group = self._pattern[self._blank : self._at]
+            problem = f"the group {group!r} is repeated, and has nothing in it"
+            self._fail(problem, "leave it out, with its repetition", self._blank)
 
     def _do_without(self) -> None:
         """The expression before the place may occur no time."""
@@ -492,6 +514,7 @@ class Scan:
     def _count(self) -> None:
         if not self._can_repeat:
             self._fail("'{' has nothing to repeat before it", "write '\\{' for the character")
+        self._check_content()
         found = (_COUNT_OF_ECMA if self._in_ecma else _COUNT).match(self._pattern, self._at)
         if found is None:
             remedy = "write '{2}', '{2,}' or '{2,5}'; '\\{' is the character"

@@ -171,6 +171,11 @@ def test_a_regular_expression_matches_as_a_whole() -> None:
             r"/a\\p\{Foo\}/ is not read at line 1, column 2, .* names no property .*'\\p\{Letter\}'",
         ),
         ("lark", r"start: /[\P{Foo}]/", r"/\[\\P\{Foo\}\]/ is not read at line 1, column 2, .* names no property"),
+        (
+            "regex",
+            "(?:)?a",
+            r"/\(\?:\)\?a/ is not read at line 1, column 1, .* is repeated, and has nothing in it; leave it",
+        ),
         ("regex", r"a\x01", r"/a\\x01/ is not read at line 1, column 2, .* a control character is not supported"),
         ("lark", r'start: "\x01" "a"', r'"\\x01" has a control character'),
         ("lark", r'start: "\ud800"', r'"\\ud800" has .* half of a surrogate pair'),
