@@ -50,6 +50,22 @@ def refusal(compiler: Compiler, constraint: Constraint, frame: AnswerGrammar | N
     return error
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_an_answer_without_another_name_is_the_fault_of_its_schema(compiler: Compiler, *, is_whole: bool) -> None:
+    only = {"type": "object", "patternProperties": {r"^\p{Zl}$": {"const": 1}}, "additionalProperties": False}
+    guide = compiler.compile(JsonSchema(schema={**only, "minProperties": 2}, at="field")).guide()
+    letters = {compiler.vocabulary.token_bytes(i): i for i in range(3, 259)}
+    text = '{"\u2028":1,"\u2028":1}' if is_whole else '{"\u2028":1,'
+    for byte in text.encode():
+        guide.push(letters[bytes([byte])])
+    guide.hear(text)
+    error = guide.check()
+    assert isinstance(error, InvalidRequest) == is_whole, "an answer that is cut otherwise is no fault of the schema"
+    if isinstance(error, InvalidRequest):
+        assert (error.param, error.code) == ("field", "unsupported_schema")
+        assert "had used every name" in error.message
+
+
 def says(compiler: Compiler, grammar: CompiledGrammar, text: str) -> bool:
     """Whether the whole text is an answer."""
     guide = grammar.guide()

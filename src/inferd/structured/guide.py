@@ -250,7 +250,7 @@ class Guide:
             self._calls.append((part.name, []))
         self._calls[-1][1].append(part.arguments)
 
-    def check(self) -> InternalError | None:
+    def check(self) -> InferdError | None:
         """The answer is whole: read its text and its calls by other code than the masks'. None: they are valid."""
         validator, problem = self._grammar.validator, None
         self.num_unmatched = 0
@@ -263,6 +263,14 @@ class Guide:
             self.num_unmatched += loose is not None and loose.errors(arguments) is not None
         if problem is None:
             return None
+        if self._grammar.place is not None and self.place is None:  # no other name was left, see ``narrow``
+            at = self._grammar.at
+            return InvalidRequest(
+                f"{at}: an object of the answer needed another property, and had used every name that its rules allow. Ask "
+                "for fewer properties, or allow more names.",
+                param=at,
+                code="unsupported_schema",
+            )
         _log.error("an answer does not satisfy the schema %s: %s", self._grammar.digest, problem)
         return InternalError(
             f"The answer does not satisfy {self._grammar.at}. This is a defect of the server; its log has the details.",
