@@ -153,11 +153,15 @@ def test_what_is_said_below_the_plan_is_no_markup(capsys: pytest.CaptureFixture[
         replicas=1,
         checkpoint="gptq, int4",
         rope_factors="the short factors [red] are taken",
+        roles="1 for prompts and 2 for answers",
+        layout="2 ranks (tensor 2 x pipeline 1)",
     )
     _show_plan([model])
     said = " ".join(capsys.readouterr().out.split())
     assert "m[bold] is a quantised checkpoint: gptq, int4." in said
     assert "m[bold]: the short factors [red] are taken." in said
+    assert "m[bold] has replicas with roles: 1 for prompts and 2 for answers." in said
+    assert "m[bold] is divided among 2 ranks (tensor 2 x pipeline 1); the figures are of all ranks." in said
 
 
 def predicting(**fields: Any) -> MemoryEstimate:

@@ -22,6 +22,10 @@ from inferd.router.replicas.machines import HERE, Machine, allows
         ({"remotes": [{"url": "https://h/v1"}]}, "models.chat.remotes: a remote server takes part in no hand-over"),
         ({"placement": {"nodes": "remote"}}, "models.chat.placement"),
         ({"placement": {"labels": {"a": "b"}}}, "models.chat.placement: blocks are handed over on this machine"),
+        (
+            {"parallel": {"pipeline": 2, "machines": 2}},
+            "models.chat.parallel.machines: 2, but blocks are handed over on this machine alone; leave machines out",
+        ),
         ({"scheduler": {"prefix_caching": False}}, "models.chat.scheduler.prefix_caching: false leaves no place"),
         ({"roles": {"prefill": 0}}, "models.chat.roles.prefill"),
         ({"roles": {"both": 1}}, "both"),

@@ -723,15 +723,17 @@ def test_no_page_is_wider_than_a_narrow_or_zoomed_window(browser: Any, server: D
         tab.context.close()
 
 
-def test_the_nodes_of_a_replica_are_shown(tab: Tab, server: Demo) -> None:
+def test_the_role_the_ranks_and_the_nodes_of_a_replica_are_shown(tab: Tab, server: Demo) -> None:
     page = tab.sign_in(server.admin)
     status = server.call("GET", "admin/status").json()
-    status["models"][0]["replicas"][0].update(node="rack-1", rank_nodes=["rack-2", "rack-3"])
+    status["models"][0]["replicas"][0].update(
+        role="decode", layout="3 ranks", node="rack-1", rank_nodes=["rack-2", "rack-3"]
+    )
     page.route("**/admin/status", _fulfil(json=status))
     page.goto(server.url + "console/#/models")
     replica = page.locator("th[scope=row]").filter(has_text="rack-1")
     replica.wait_for()
-    assert "\non rack-1\nranks on rack-2\nranks on rack-3" in replica.inner_text()
+    assert " (decode)\n3 ranks\non rack-1\nranks on rack-2\nranks on rack-3" in replica.inner_text()
 
 
 # -- hostile texts -------------------------------------------------------------------------------
@@ -743,7 +745,7 @@ def test_hostile_texts_are_shown_and_run_nothing(tab: Tab, server: Demo) -> None
     status["models"][0] = {**status["models"][0], "name": HOSTILE, "detail": HOSTILE, "version": HOSTILE}
     status["models"][0]["answer_format"] = HOSTILE
     status["models"][0]["replicas"][0].update(
-        name=HOSTILE, detail=HOSTILE, state=HOSTILE, node=HOSTILE, rank_nodes=[HOSTILE]
+        name=HOSTILE, detail=HOSTILE, state=HOSTILE, role=HOSTILE, layout=HOSTILE, node=HOSTILE, rank_nodes=[HOSTILE]
     )
     status["tenants"] = [{"name": HOSTILE, "limits": {HOSTILE: 1}, "used": {}}]
     keys = server.call("GET", "admin/keys").json()

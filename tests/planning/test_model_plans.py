@@ -263,6 +263,19 @@ def test_a_configurations_plan_adds_up_and_says_what_does_not_fit() -> None:
     assert "Lower it" in too_much.problems[0]
 
 
+def test_the_ranks_of_all_replicas_with_roles_are_planned() -> None:
+    one = ModelConfig(
+        source="demo", kv_cache=KVCacheConfig(memory_bytes=10**8), parallel=ParallelConfig(tensor=2, pipeline=2)
+    )
+    roles = RolesConfig(prefill=1, decode=2)
+    plan = plan_config(Config(models={"m": msgspec.structs.replace(one, roles=roles)}), free_bytes=16 * GB)
+    (estimate,) = plan.models
+    assert estimate.headroom_bytes >= 4 * runtime_bytes()
+    assert (plan.startup_bytes, estimate.replicas) == (3 * planned("m", one).total_bytes, 3)
+    assert estimate.layout == "4 ranks (tensor 2 x pipeline 2)"
+    assert estimate.roles == "1 for prompts and 2 for answers"
+
+
 NODES = NodesConfig(listen="127.0.0.1:0")
 CACHE = KVCacheConfig(memory_bytes=10**9)
 

@@ -80,6 +80,12 @@ def test_replicas_and_models_share_the_devices_that_are_left() -> None:
     assert "models.small: A replica of small takes at least" in refused.value.message
 
 
+def test_replicas_with_roles_are_divided_as_others() -> None:
+    config = on_devices(4, 60 * MB, m=msgspec.structs.replace(MODEL, roles=RolesConfig()))
+    assert layout_of(config) == (2, 1)
+    assert sorted(rank.device for rank in placed(config)["m"].ranks) == [0, 1, 2, 3]
+
+
 def test_a_cache_without_a_size_gets_what_its_fullest_rank_has() -> None:
     model = ModelConfig(source="demo", max_model_len=512, scheduler=SchedulerConfig(max_num_seqs=4096))
     one, two = (placed(on_devices(2, size * MB, m=model))["m"].ranks[0] for size in (200, 800))
@@ -96,10 +102,7 @@ def test_a_cache_without_a_size_gets_what_its_fullest_rank_has() -> None:
             on_devices(2, 60 * MB, m=msgspec.structs.replace(MODEL, parallel=ParallelConfig(pipeline=4))),
             "parallel divides m among 4 ranks, but server.devices has 2. Take fewer ranks",
         ),
-        (
-            on_devices(4, 60 * MB, m=msgspec.structs.replace(MODEL, roles=RolesConfig())),
-            "with one process the fullest takes",
-        ),
+        (on_devices(3, 60 * MB, m=msgspec.structs.replace(MODEL, roles=RolesConfig())), "take 4 devices of this size"),
     ],
 )
 def test_what_no_layout_holds_is_refused_with_the_remedy(config: Config, words: str) -> None:

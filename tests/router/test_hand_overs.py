@@ -1,4 +1,5 @@
-"""Replicas with roles as real processes: same answers as of one engine, also while either side is killed."""
+"""Replicas with roles as real processes, of one each or as groups of ranks: the same answers as of one replica, also
+while either side is killed."""
 
 from __future__ import annotations
 
@@ -15,10 +16,9 @@ from tests.tiers import THOROUGH
 from tests.worker.watching import Witness, outputs_of, text_of, until
 
 from inferd import clock
-from inferd.config import Config, ModelConfig
+from inferd.config import Config, ModelConfig, ParallelConfig
 from inferd.config.generation import RolesConfig
 from inferd.events import HandedOver
-from inferd.llm import LLM
 from inferd.router.choosing.split import Decision
 from inferd.router.replicas.replica import LocalReplica
 from inferd.router.router import Router
@@ -46,9 +46,23 @@ def replica_of(router: Router, role: str) -> LocalReplica:
 
 
 def kill(router: Router, role: str) -> None:
-    pid = replica_of(router, role).pid
+    """Kill a worker; of a group the last of its other ranks."""
+    replica = replica_of(router, role)
+    assert replica.info is not None
+    pid = replica.info.rank_pids[-1] if replica.info.rank_pids else replica.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+
+
+async def answers_of_one(config: ModelConfig, prompts: list[str]) -> list[str]:
+    """The answers of one replica without a role."""
+    router = Router(Config(models={"tiny": msgspec.structs.replace(config, roles=None)}), Witness())
+    await router.start()
+    try:
+        streams = [open_stream(router, request(f"e{i}", prompt)) for i, prompt in enumerate(prompts)]
+        return [text_of(outputs) for outputs in await asyncio.gather(*map(outputs_of, streams))]
+    finally:
+        await router.stop()
 
 
 def hand_over_of(outputs: list[Output]) -> HandOver:
@@ -63,18 +77,26 @@ def hand_over_of(outputs: list[Output]) -> HandOver:
 @THOROUGH
 @pytest.mark.slow
 @pytest.mark.interpreted("replaces a function")
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        ParallelConfig(),
+        pytest.param(ParallelConfig(tensor=2), marks=pytest.mark.soak),
+        pytest.param(ParallelConfig(tensor=2, pipeline=2), marks=pytest.mark.soak),
+    ],
+    ids=lambda parallel: parallel.text or "one process",
+)
 def test_answers_are_equal_with_roles_and_while_either_side_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parallel: ParallelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = write_tiny_model(tmp_path, max_positions=8192)
     draw = random.Random(4)
     prompts = [" ".join(draw.choice(("cat", "dog", "sun", "x", "1")) for _ in range(600)) for _ in range(18)]
-    with LLM(str(model), progress=False) as llm:
-        expected = [completion.text for completion in llm.generate(prompts, GREEDY, progress=False)]
+    config = ModelConfig(source=str(model), roles=ROLES, resume_streams=True, max_model_len=8192, parallel=parallel)
 
     async def scenario() -> None:
+        expected = await answers_of_one(config, prompts)
         witness = Witness()
-        config = ModelConfig(source=str(model), roles=ROLES, resume_streams=True, max_model_len=8192)
         router = Router(Config(models={"tiny": config}), witness)
         await router.start()
         await router.settled()

@@ -1,5 +1,5 @@
-"""Replicas with roles while one is stopped by a signal, while roles change, and with adapters: the answers stay those of
-one replica, every request ends, and no replica keeps a block."""
+"""Replicas with roles while one is stopped or killed by a signal, while roles change, and with adapters, of one process
+each and as groups of ranks: the answers stay those of one replica, every request ends, and no replica keeps a block."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.conftest import write_tiny_model
 from tests.router.test_hand_overs import hand_over_of, request
 from tests.worker.watching import Witness, outputs_of, text_of, until
 
-from inferd.config import Config, ModelConfig
+from inferd.config import Config, ModelConfig, ParallelConfig
 from inferd.config.generation import RolesConfig
-from inferd.events import StepDone
+from inferd.events import HandedOver, StepDone
 from inferd.router.choosing.split import Decision
 from inferd.router.replicas.replica import LocalReplica
 from inferd.router.router import Router
@@ -46,15 +46,31 @@ def adapters(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {name: str(write_adapter(root / name, folder, seed=seed)) for seed, name in enumerate("ab")}
 
 
+@pytest.fixture(
+    scope="module", params=[ParallelConfig(), ParallelConfig(tensor=2)], ids=lambda one: one.text or "one process"
+)
+def parallel(request: pytest.FixtureRequest) -> ParallelConfig:
+    found: ParallelConfig = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
 def prompts() -> list[str]:
     draw = random.Random(7)
     return [" ".join(draw.choice(("cat", "dog", "sun", "x", "1")) for _ in range(500)) for _ in range(NUM_PROMPTS)]
 
 
-def configured(folder: Path, adapters: dict[str, str], roles: RolesConfig | None = None) -> Config:
+def configured(
+    folder: Path, adapters: dict[str, str], parallel: ParallelConfig, roles: RolesConfig | None = None
+) -> Config:
     model = ModelConfig(
-        source=str(folder), roles=roles, adapters=adapters, resume_streams=True, max_model_len=8192, threads=1
+        source=str(folder),
+        roles=roles,
+        adapters=adapters,
+        resume_streams=True,
+        max_model_len=8192,
+        threads=1,
+        parallel=parallel,
     )
     return Config(models={"tiny": model})
 
@@ -66,11 +82,11 @@ def asked(index: int, prompts: list[str], names: tuple[str, ...] = ("", "a", "b"
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, adapters: dict[str, str], prompts: list[str]) -> list[str]:
-    """The answers of one replica."""
+def expected(folder: Path, adapters: dict[str, str], parallel: ParallelConfig, prompts: list[str]) -> list[str]:
+    """The answers of one replica of the same layout."""
 
     async def alone() -> list[str]:
-        router = Router(configured(folder, adapters), Witness())
+        router = Router(configured(folder, adapters, parallel), Witness())
         await router.start()
         try:
             streams = [open_stream(router, asked(index, prompts)) for index in range(2 * NUM_PROMPTS)]
@@ -85,13 +101,13 @@ def expected(folder: Path, adapters: dict[str, str], prompts: list[str]) -> list
 
 @asynccontextmanager
 async def divided(
-    folder: Path, adapters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, adapters: dict[str, str], parallel: ParallelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Router, Witness]]:
     """A router with roles that hands every prompt over; at the end no replica keeps a block."""
     # Whether others run at that moment would depend on this machine.
     monkeypatch.setattr("inferd.router.hand_overs.decide", lambda costs, **_: Decision(True, "a test"))
     witness = Witness()
-    router = Router(configured(folder, adapters, ROLES), witness, patience=SHORT)
+    router = Router(configured(folder, adapters, parallel, ROLES), witness, patience=SHORT)
     await router.start()
     await router.settled()
     try:
@@ -125,16 +141,21 @@ async def answers(router: Router, numbers: range, prompts: list[str]) -> list[st
 
 
 def test_adapters_are_handed_over(
-    folder: Path, adapters: dict[str, str], prompts: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    adapters: dict[str, str],
+    parallel: ParallelConfig,
+    prompts: list[str],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Blocks of the base and of each adapter are kept apart, also those of an adapter that is loaded while it runs."""
 
     async def scenario() -> None:
-        async with divided(folder, {"a": adapters["a"]}, monkeypatch) as (router, _):
+        async with divided(folder, {"a": adapters["a"]}, parallel, monkeypatch) as (router, _):
             for index in range(6):
                 one = asked(index, prompts)
                 if one.adapter == "b":
-                    applied = await router.apply(configured(folder, adapters, ROLES))
+                    applied = await router.apply(configured(folder, adapters, parallel, ROLES))
                     assert not applied.failed
                 outputs = await outputs_of(open_stream(router, one))
                 assert text_of(outputs) == expected[index]
@@ -150,12 +171,13 @@ def test_a_stopped_replica_changes_no_answer(
     role: str,
     folder: Path,
     adapters: dict[str, str],
+    parallel: ParallelConfig,
     prompts: list[str],
     expected: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        async with divided(folder, adapters, monkeypatch) as (router, _):
+        async with divided(folder, adapters, parallel, monkeypatch) as (router, _):
             assert await answers(router, range(12), prompts) == expected[:12]
             under_load = asyncio.create_task(answers(router, range(12, 36), prompts))
             busy = replica_with(router, role)
@@ -172,18 +194,62 @@ def test_a_stopped_replica_changes_no_answer(
     asyncio.run(scenario())
 
 
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_process_that_is_killed_during_hand_overs_changes_no_answer(
+    role: str,
+    folder: Path,
+    adapters: dict[str, str],
+    parallel: ParallelConfig,
+    prompts: list[str],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a group it is the rank that does not keep the books."""
+
+    async def scenario() -> None:
+        draw = random.Random(11)
+        num_during = 0
+        async with divided(folder, adapters, parallel, monkeypatch) as (router, witness):
+            for kills in range(4):
+                numbers = range(12 * kills, 12 * kills + 12)
+                under_load = asyncio.create_task(answers(router, numbers, prompts))
+                prompts_there = replica_with(router, "prefill").prompts
+                await until(lambda: len(prompts_there) > 0, "a prompt is computed for another replica")  # noqa: B023
+                await asyncio.sleep(draw.uniform(0.0, 0.2))
+                killed = replica_with(router, role)
+                assert killed.info is not None
+                pid = killed.info.rank_pids[0] if parallel.count > 1 else killed.pid
+                assert pid is not None
+                before = len(witness.events)
+                num_during += len(prompts_there) > 0
+                kill(pid)
+                assert await asyncio.wait_for(under_load, 120) == expected[numbers.start : numbers.stop]
+                failed = [one for one in witness.events[before:] if isinstance(one, HandedOver) and one.failure]
+                print(f"{len(failed)} hand-overs failed: {sorted({one.failure for one in failed})}")
+                await until(lambda: all(one.is_ready for one in router.replicas("tiny")), "all are back", 60)
+        assert num_during
+
+    asyncio.run(scenario())
+
+
 def test_roles_change_while_streams_run(
-    folder: Path, adapters: dict[str, str], prompts: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    adapters: dict[str, str],
+    parallel: ParallelConfig,
+    prompts: list[str],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        async with divided(folder, adapters, monkeypatch) as (router, _):
+        async with divided(folder, adapters, parallel, monkeypatch) as (router, _):
             for index, roles in enumerate(
                 (RolesConfig(prefill=2, decode=1, min_tokens=64), None, RolesConfig(prefill=1, decode=1, min_tokens=64))
             ):
                 numbers = range(16 * index, 16 * (index + 1))
                 under_load = asyncio.create_task(answers(router, numbers, prompts))
                 await asyncio.sleep(0.05)
-                applied = await router.apply(configured(folder, adapters, roles))
+                applied = await router.apply(configured(folder, adapters, parallel, roles))
                 assert not applied.failed
                 assert await asyncio.wait_for(under_load, 120) == expected[numbers.start : numbers.stop]
 

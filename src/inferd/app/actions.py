@@ -292,6 +292,7 @@ def _replica(replica: ReplicaStatus, load: LoadReport | None, info: ModelInfo | 
         weight=replica.weight,
         region=replica.region,
         role=replica.role,
+        layout=replica.layout,
         is_fallback=replica.is_fallback,
         restarts=replica.restarts,
         memory_bytes=replica.rss_bytes,

@@ -453,8 +453,12 @@ def _roles(here: Place, model: ModelConfig) -> Iterator[Problem]:
             (*here, "placement"),
             "blocks are handed over on this machine alone; leave placement out, or roles.",
         )
-    if model.parallel.count > 1:
-        yield Problem((*here, "parallel"), "blocks of ranks are not handed over yet; leave parallel out, or roles.")
+    if model.parallel.machines > 1:
+        yield Problem(
+            (*here, "parallel", "machines"),
+            f"{model.parallel.machines}, but blocks are handed over on this machine alone; leave machines out, or "
+            "roles.",
+        )
     if not model.scheduler.prefix_caching:
         yield Problem(
             (*here, "scheduler", "prefix_caching"),

@@ -114,7 +114,7 @@ class Engine:
         self, link: Link, run_on_loop: Callable[[Callable[[], None]], None], report: Callable[[Handed], None]
     ) -> None:
         """Take part in hand-overs from now on, as ``HandsOver`` says. Called before the first step."""
-        self.link = EngineLink(link, self._scheduler, self._runner.cache, self._info.fingerprint, report)
+        self.link = EngineLink(link, self._scheduler, self._runner.contents(), self._info.fingerprint, report)
         if link.role != "prefill":
             self.link.listen(run_on_loop)
 
@@ -210,7 +210,8 @@ class Engine:
             self._cancelled.append(generation)
 
     def due(self, now: float) -> float | None:
-        return now if self._cancelled or self._completed or self._scheduler.has_work else None
+        has_work = self._scheduler.has_work or (self.link is not None and self.link.has_blocks_to_give)
+        return now if self._cancelled or self._completed or has_work else None
 
     def pause_steps_when(self, has_arrived: Callable[[], bool]) -> None:
         if self._runner.can_pause:
@@ -396,7 +397,7 @@ class Engine:
     def _commit(self, step: Step) -> None:
         self._scheduler.commit(step)
         if self.link is not None:
-            self.link.send_computed(step)
+            self.link.give_computed()
         self._clock.lap("schedule")
 
     def _record_cost(self, step: Step, seconds: float, before_s: float = 0.0, *, has_guesses: bool) -> None:
@@ -737,6 +738,8 @@ class Engine:
         """End a request: its sequences leave the scheduler and their blocks are free at once."""
         if self._paused is not None and self._paused.holds(generation.id):
             self._paused = None  # its blocks may be given away: the other requests compute the same tokens again
+        if self.link is not None:
+            self.link.end(generation.id)
         for choice in generation.choices.values():
             generation.num_preemptions += choice.sequence.num_preemptions if choice.finish_reason is None else 0
             self._remove_sequence(choice.sequence)
@@ -751,8 +754,6 @@ class Engine:
             guides = [choice.guide for choice in generation.choices.values() if choice.guide is not None]
             self._num_unmatched += sum(guide.num_unmatched for guide in guides)
         self._with_deadline.discard(generation.id)
-        if self.link is not None:
-            self.link.end(generation.id)
         self._sampler.forget(generation.prepared.prompt_ids)
 
     def _stats(self, step: Step, step_s: float) -> StepStats:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inferd.engine.hand_over.contents import Contents
 from inferd.engine.model.load import Decoder
 from inferd.engine.model.pipe import micro_batches
 from inferd.engine.native_decoder import Layers, NativeDecoder, native_decoder
@@ -147,6 +148,10 @@ class Runner:
         with self._ranks.together():
             self._ranks.plan_logits(hidden)
             return self.decoder.logits(hidden)
+
+    def contents(self) -> Contents:
+        """The contents of whole blocks, also where ranks have parts of them."""
+        return Contents(self.cache, self._ranks)
 
     def close(self) -> None:
         """End the processes that compute with this one."""

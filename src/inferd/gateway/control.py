@@ -40,6 +40,7 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     region: str = ""
     role: str = "both"  # prefill: it computes prompts for others, decode: answers
+    layout: str = ""  # "2 ranks (tensor 2 x pipeline 1)"; empty: one process, or not known
     is_fallback: bool = False
     restarts: int = 0
     memory_bytes: int = 0  # 0: unknown, or elsewhere

@@ -328,8 +328,8 @@ class _Sizes:
 
 
 def _asked(config: ModelConfig) -> ParallelConfig | None:
-    """The layout that the configuration asks for; None: the one that fits. Replicas with roles are not divided."""
-    return config.parallel if config.parallel.count > 1 or config.roles is not None else None
+    """The layout that the configuration asks for; None: the one that fits."""
+    return config.parallel if config.parallel.count > 1 else None
 
 
 def _roles_text(config: ModelConfig) -> str:

@@ -114,11 +114,12 @@ class HandOvers:
 
 
 def is_same_kind(one: LocalReplica, other: LocalReplica) -> bool:
-    """Whether two replicas have the same model in the same number format, on one machine."""
+    """Whether two replicas have the same model in the same number format and layout of ranks, on one machine."""
     return (
         one.node == other.node
         and one.info is not None
         and other.info is not None
         and one.info.fingerprint == other.info.fingerprint
         and one.info.block_size == other.info.block_size
+        and one.info.layout == other.info.layout
     )

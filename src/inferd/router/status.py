@@ -28,6 +28,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""  # where its worker is; empty: on this machine, or nowhere
     rank_nodes: tuple[str, ...] = ()  # the nodes with its ranks that are not on the worker's machine
     role: Role = "both"
+    layout: str = ""  # of its ranks; empty: one process, or not known
     weight: float = 1.0
     region: str = ""
     is_fallback: bool = False

@@ -226,6 +226,19 @@ def test_everything_about_a_model_stands_beside_it_from_110_columns_on() -> None
     assert lines(109) == lines(80) != lines(110)
 
 
+def test_the_role_and_the_ranks_of_a_replica_are_shown() -> None:
+    (model,) = report("serving", "ready").models
+    replicas = [
+        ReplicaReport(index=i, kind="local", name=f"m/{i}", state="ready", role=role, layout=f"{i + 2} ranks")
+        for i, role in enumerate(("prefill", "decode"))
+    ]
+    written = io.StringIO()
+    whole = msgspec.structs.replace(report("serving"), models=[msgspec.structs.replace(model, replicas=replicas)])
+    Console(file=written, width=200).print(rendered(whole, "here", 200))
+    assert "2 ranks, prefill" in written.getvalue()
+    assert "3 ranks, decode" in written.getvalue()
+
+
 def test_a_status_of_eighty_columns_cuts_nothing() -> None:
     name = "organisation-with-a-long-name/and-a-model-too"
     replicas = [

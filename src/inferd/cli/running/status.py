@@ -266,6 +266,7 @@ def _add_replica(add: Callable[..., None], replica: ReplicaReport) -> None:
 def _about(replica: ReplicaReport) -> list[str]:
     return [
         f"process {replica.pid}" if replica.pid is not None else "",
+        replica.layout,
         f"on node {replica.node}" if replica.node else "",
         f"ranks also on {', '.join(replica.rank_nodes)}" if replica.rank_nodes else "",
         f"files {replica.artifact}" if replica.artifact else "",

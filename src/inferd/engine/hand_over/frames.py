@@ -23,7 +23,7 @@ import msgspec
 
 HEADER: Final = struct.Struct("<I16s")
 MAX_FRAME_BYTES: Final = 256 * 1024 * 1024
-FRAME_BYTES: Final = 4 * 1024 * 1024
+FRAME_BYTES: Final = 2 * 1024 * 1024
 """Bytes of blocks from which a frame takes no further one."""
 
 

@@ -1,6 +1,6 @@
 """The receiver's books of hand-overs: which blocks are reserved, which have come, and how long they are kept.
 
-Knows frames, blocks and the KV cache. Does not know sockets. Everything here belongs to the loop thread.
+Knows frames, blocks and their contents. Does not know sockets. Everything here belongs to the loop thread.
 
 A reception goes through three states, and each block that it holds has exactly one reference from it:
 
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from inferd.engine.hand_over.contents import Contents
 from inferd.engine.hand_over.frames import Blocks, Done, Frame, Grant, Offer, Receipt, Refusal
 from inferd.engine.scheduling.scheduler import Scheduler
-from inferd.native.kv_cache import KVCache
 
 LEASE_S: Final = 30.0
 """Seconds after the last frame for which blocks are kept for a request that does not come."""
@@ -49,12 +49,11 @@ class Reception:
 class Incoming:
     """All receptions of one engine. ``layout``: what an offer must have, as the sender's."""
 
-    def __init__(self, scheduler: Scheduler, cache: KVCache, layout: str) -> None:
+    def __init__(self, scheduler: Scheduler, contents: Contents, layout: str) -> None:
         self._scheduler = scheduler
         self._pool = scheduler.pool
-        self._cache = cache
+        self._contents = contents
         self._layout = layout
-        self._block_bytes = cache.block_bytes
         self._by_request: dict[str, Reception] = {}
         self._by_name: dict[bytes, Reception] = {}
 
@@ -149,13 +148,13 @@ class Incoming:
         contents: list[bytes] = []
         for place, content in enumerate(frame.contents, frame.first - reception.first):
             is_wanted = 0 <= place < len(reception.has_come) and not reception.has_come[place]
-            if is_wanted and len(content) == self._block_bytes:
+            if is_wanted and len(content) == self._contents.block_bytes:
                 places.append(place)
                 contents.append(content)
         if not places:
             return
         offer, first = reception.offer, reception.first
-        self._cache.write_blocks([reception.blocks[first + place] for place in places], contents)
+        self._contents.write([reception.blocks[first + place] for place in places], contents)
         for place in places:
             reception.has_come[place] = True
             block, key = reception.blocks[first + place], offer.keys[first + place]

@@ -9,30 +9,47 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
-from inferd.engine.hand_over.frames import Offer
+from inferd.engine.hand_over.contents import Contents
+from inferd.engine.hand_over.frames import FRAME_BYTES, Offer
 from inferd.engine.hand_over.incoming import Incoming
 from inferd.engine.hand_over.outgoing import Outgoing, Sending
 from inferd.engine.hand_over.receiver import Receiver, RunOnLoop
-from inferd.engine.scheduling.scheduler import Scheduler, Step
+from inferd.engine.scheduling.scheduler import Scheduler
 from inferd.engine.scheduling.sequence import Sequence
-from inferd.native.kv_cache import KVCache
 from inferd.types import GenerateRequest, Handed, Link
+
+MOST_GIVEN_BYTES: Final = 64 * 1024 * 1024
+"""Of contents that are read between two steps. The rest of a long prompt, of which much was cached, waits for the
+following ones."""
 
 BeginSending = Callable[[Offer, int, str], Sending]
 """Begins a hand-over of an offer, of the prompt's tokens, to the receiver at an address."""
 
 
 class _Prompt:
-    """A prompt that is computed for another worker: its hand-over, and the blocks that were given to it."""
+    """A prompt that is computed for another worker: its hand-over, and the blocks that were given to it.
 
-    __slots__ = ("num_blocks", "num_given", "sending", "sequence")
+    ``held``: once its request has ended, the blocks that were computed and not given yet. They keep a reference.
+    """
+
+    __slots__ = ("held", "num_blocks", "num_given", "sending", "sequence")
 
     def __init__(self, sequence: Sequence, num_blocks: int, sending: Sending) -> None:
         self.sequence = sequence
         self.num_blocks = num_blocks
         self.num_given = 0
         self.sending = sending
+        self.held: list[int] | None = None
+
+    def waiting(self, block_size: int) -> list[int]:
+        """The blocks that were computed and not given."""
+        if self.held is not None:
+            return self.held
+        full = min(self.sequence.num_computed // block_size, self.num_blocks)
+        return self.sequence.blocks[self.num_given : full]
 
 
 class EngineLink:
@@ -43,19 +60,26 @@ class EngineLink:
         self,
         link: Link,
         scheduler: Scheduler,
-        cache: KVCache,
+        contents: Contents,
         fingerprint: str,
         report: Callable[[Handed], None],
         begin: BeginSending | None = None,
     ) -> None:
         self._link = link
         self._scheduler = scheduler
-        self._cache = cache
-        self._layout = f"{fingerprint}, {cache.layout}"
+        self._pool = scheduler.pool
+        self._contents = contents
+        self._layout = f"{fingerprint}, {contents.layout}"
         self._report = report
         self._begin = begin or self._begin_thread
         self._prompts: dict[str, _Prompt] = {}
-        self.incoming = Incoming(scheduler, cache, self._layout)
+        self._ended: list[_Prompt] = []  # of which blocks are held
+        self.incoming = Incoming(scheduler, contents, self._layout)
+
+    @property
+    def has_blocks_to_give(self) -> bool:
+        """Whether blocks of ended requests wait to be given."""
+        return bool(self._ended)
 
     def listen(self, run_on_loop: RunOnLoop) -> None:
         """Get blocks from now on. Raises OSError."""
@@ -88,31 +112,58 @@ class EngineLink:
         self.incoming.release(sequence.request_id)
         return min(num_tokens, sequence.num_cached)
 
-    def send_computed(self, step: Step) -> None:
-        """Give the blocks that the step has filled to their hand-overs."""
-        if not self._prompts:
+    def give_computed(self) -> None:
+        """Give blocks that steps have filled to their hand-overs, prompts that have ended first: at most
+        ``MOST_GIVEN_BYTES``, or one block."""
+        if not self._prompts and not self._ended:
             return
-        for part in step.slices:
-            prompt = self._prompts.get(part.sequence.request_id)
-            if prompt is not None:
-                self._give(prompt)
+        left = max(MOST_GIVEN_BYTES // self._contents.block_bytes, 1)
+        for prompt in (*self._ended, *self._prompts.values()):
+            left -= self._give(prompt, left)
+        for prompt in [one for one in self._ended if not one.held]:
+            self._ended.remove(prompt)
+            self._finish(prompt)
 
-    def _give(self, prompt: _Prompt) -> None:
-        sequence, first = prompt.sequence, prompt.num_given
-        full = min(sequence.num_computed // self._scheduler.block_size, prompt.num_blocks)
-        if full > first:
-            prompt.sending.give(first, self._cache.read_blocks(sequence.blocks[first:full]))
-            prompt.num_given = full
+    def _give(self, prompt: _Prompt, most: int) -> int:
+        """Give up to ``most`` blocks of a prompt, and pass over those that the receiver does not want. Returns how many
+        were read."""
+        waiting = prompt.waiting(self._scheduler.block_size)
+        unwanted = waiting[: max(prompt.sending.num_unwanted - prompt.num_given, 0)]
+        blocks = waiting[len(unwanted) : len(unwanted) + most]
+        each = max(FRAME_BYTES // self._contents.block_bytes, 1)
+        for at in range(0, len(blocks), each):
+            first = prompt.num_given + len(unwanted) + at
+            self._contents.read(blocks[at : at + each], partial(prompt.sending.give, first))
+        num_passed = len(unwanted) + len(blocks)
+        prompt.num_given += num_passed
+        if prompt.held is not None:
+            self._pool.release(prompt.held[:num_passed])
+            del prompt.held[:num_passed]
+        return len(blocks)
 
     def end(self, request_id: str) -> None:
-        """A request has ended, for whatever reason."""
+        """A request ends, for whatever reason, and still has its blocks. The rest of a prompt that was computed to its
+        end is given between the next steps."""
         self.incoming.release(request_id)
         prompt = self._prompts.pop(request_id, None)
-        if prompt is not None:
-            prompt.sending.finish(num_computed=max(prompt.sequence.num_prompt - prompt.sequence.num_cached, 0))
+        if prompt is None:
+            return
+        waiting = prompt.waiting(self._scheduler.block_size)
+        if waiting and prompt.num_given + len(waiting) == prompt.num_blocks:
+            self._pool.share(waiting)
+            prompt.held = waiting
+            self._ended.append(prompt)
+        else:
+            self._finish(prompt)
+
+    def _finish(self, prompt: _Prompt) -> None:
+        num_computed = max(prompt.sequence.num_prompt - prompt.sequence.num_cached, 0)
+        self._contents.after_reads(lambda: prompt.sending.finish(num_computed=num_computed))
 
     def make_room(self, now: float) -> None:
-        """Nothing could be scheduled: blocks that wait for requests are given up where sequences wait for memory."""
+        """Nothing could be scheduled: blocks that wait for requests are given up where sequences wait for memory. Those
+        that are left to give are not held for long."""
+        self.give_computed()
         if self._scheduler.has_work:
             self.incoming.release_all()
         else:

@@ -40,7 +40,12 @@ _RECEIVE_BYTES: Final = 64 * 1024
 
 
 class Sending(Protocol):
-    """A hand-over as the engine uses it."""
+    """A hand-over as the engine uses it. ``give`` and ``finish`` are called in the order of the prompt's blocks."""
+
+    @property
+    def num_unwanted(self) -> int:
+        """The prompt's first blocks that need not be given, as far as it is known."""
+        ...
 
     def give(self, first: int, contents: list[bytes]) -> None:
         """Blocks from the ``first`` of the prompt on were computed."""
@@ -52,7 +57,8 @@ class Sending(Protocol):
 
 
 class Outgoing:
-    """One hand-over. ``give`` and ``finish`` belong to the step loop, ``run`` to a thread of its own."""
+    """One hand-over. ``run`` belongs to a thread of its own, ``num_unwanted`` to the step loop, and ``give`` and
+    ``finish`` to the step loop or the thread that reads the parts of ranks."""
 
     def __init__(
         self, offer: Offer, num_tokens: int, address: str, key: bytes, report: Callable[[Handed], None]
@@ -67,11 +73,17 @@ class Outgoing:
         self._lock = threading.Lock()
         self._num_waiting = 0  # bytes
         self._failure = ""
+        self._num_present = 0  # the prompt's first blocks that the receiver has from elsewhere
         self._began_at = clock.now()
         self._done_at = self._began_at
         self._num_computed = 0
         self._num_bytes = 0
         self._is_done = False  # the last part was taken out of ``_parts``
+
+    @property
+    def num_unwanted(self) -> int:
+        with self._lock:
+            return len(self._offer.keys) if self._failure else self._num_present
 
     def give(self, first: int, contents: list[bytes]) -> None:
         size = sum(map(len, contents))
@@ -134,6 +146,8 @@ class Outgoing:
                 return 0
             if not isinstance(answer, Grant):
                 raise FrameError("an offer was not answered")
+            with self._lock:
+                self._num_present = answer.first
             while isinstance(part := self._next_part(), Blocks):
                 self._num_bytes += _send_wanted(connection, part, answer)
                 with self._lock:

@@ -1,8 +1,8 @@
 """The socket at which a worker gets blocks. Reads and writes frames; ``Incoming`` decides about them.
 
 One thread accepts connections, and each connection has a thread: a hand-over that stalls holds up no other. Frames are
-taken by the loop thread between two steps, at most ``WINDOW`` of a connection at a time, so a sender that is faster
-fills the socket and not memory.
+taken by the loop thread between two steps, at most ``WINDOW`` of all connections at a time: contents delay a step by
+little, and a sender that is faster fills the socket and not memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from inferd import clock
 from inferd.engine.hand_over.frames import Done, Frame, FrameError, FrameReader, Offer, encode
 from inferd.engine.hand_over.incoming import Incoming
 
-WINDOW: Final = 8
+WINDOW: Final = 4
+"""Frames that wait for the loop thread. Writing one into the cache takes milliseconds, in which no answer goes on."""
+
 MOST_CONNECTIONS: Final = 64
 IDLE_S: Final = 120.0
 """Seconds without a frame after which a connection is closed."""
@@ -39,6 +41,7 @@ class Receiver:
         self._incoming = incoming
         self._run_on_loop = run_on_loop
         self._open = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._window = threading.BoundedSemaphore(WINDOW)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address)  # of the worker before this one
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -69,20 +72,19 @@ class Receiver:
 
     def _exchange(self, connected: socket.socket, names: set[bytes]) -> None:
         reader = FrameReader(self._key)
-        window = threading.BoundedSemaphore(WINDOW)
         answers: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
 
         def take(frame: Frame | None) -> None:
             try:
                 answers.put(self._incoming.take(frame, clock.now()))
             finally:
-                window.release()
+                self._window.release()
 
         while data := connected.recv(_RECEIVE_BYTES):
             for frame in reader.feed(data):
                 if isinstance(frame, Offer):
                     names.add(frame.hand_over)
-                window.acquire()
+                self._window.acquire()
                 self._run_on_loop(lambda frame=frame: take(frame))  # type: ignore[misc]
                 if isinstance(frame, Offer | Done):
                     answer = answers.get()

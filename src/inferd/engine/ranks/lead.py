@@ -12,11 +12,13 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import queue
 import shutil
 import socket
 import subprocess
 import tempfile
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -43,6 +45,8 @@ from inferd.engine.ranks.messages import (
     Begin,
     Failed,
     FromRank,
+    GiveBlocks,
+    GivenBlocks,
     Loaded,
     LogitsPlan,
     Meet,
@@ -51,6 +55,7 @@ from inferd.engine.ranks.messages import (
     Serve,
     StepPlan,
     TakeAdapter,
+    TakeBlocks,
     Wire,
     build,
     encoded,
@@ -69,6 +74,9 @@ _COMMAND: tuple[str, ...] = RANK_COMMAND
 _CPU = torch.device("cpu")
 LEAVE_S = 5.0  # for ranks whose connection was closed
 
+TakeParts = Callable[[list[list[bytes]]], None]
+"""Is called with the contents of blocks, by rank (1, 2, ...) and block."""
+
 _log = logging.getLogger("inferd.engine")
 
 
@@ -83,7 +91,8 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 class Lead:
-    """The other ranks of a replica, for rank 0. Used from the thread that computes, and by a thread that watches."""
+    """The other ranks of a replica, for rank 0. Used from the thread that computes, and by threads that watch and
+    that read the contents of blocks."""
 
     def __init__(
         self,
@@ -112,7 +121,10 @@ class Lead:
         self._losing = threading.Lock()
         self._has_loaded = threading.Event()
         self._waits_for: int | None = None  # the rank, while the model loads
-        self.keep_rows = False  # whether ``Runner.keeps_rows`` of all other ranks, which say it when they have met
+        self.parts: list[Ready] = []  # what the ranks 1, 2, ... have of the KV cache
+        # What is called with the parts of blocks that ranks were asked for, in order; False: they were asked for none.
+        self._asked: queue.SimpleQueue[tuple[bool, TakeParts] | None] = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None  # of these parts, from the first on
         self._problems: dict[int, str] = {}  # of ranks, while they load: why they were killed, or end
         # Readable by this user alone; within ``far`` it is removed also where this process is killed.
         self.folder = Path(tempfile.mkdtemp(prefix="inferd-ranks-", dir=far or None))
@@ -304,8 +316,14 @@ class Lead:
         """Have the ranks make their KV caches."""
         with self.together():
             self._tell(encoded(Serve(num_blocks)), self._connections)
-            answers = [from_rank(connection) for connection in self._connections]
-            self.keep_rows = all(isinstance(answer, Ready) and answer.keeps_rows for answer in answers)
+            for answer in map(from_rank, self._connections):
+                assert isinstance(answer, Ready)
+                self.parts.append(answer)
+
+    @property
+    def keep_rows(self) -> bool:
+        """Whether all other ranks say ``Runner.keeps_rows``."""
+        return bool(self.parts) and all(part.keeps_rows for part in self.parts)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -367,6 +385,47 @@ class Lead:
         self._adapters[adapter] = number
         weakref.finalize(adapter, self._forgotten.append, number)
 
+    # -- blocks -----------------------------------------------------------------------------
+
+    def read_blocks(self, blocks: list[int], then: TakeParts) -> None:
+        """Call ``then``, in a thread, with the contents that the blocks have between the last step and the next one.
+        No step waits for it: a rank sends its part when it has computed the last one."""
+        with self.together():
+            self._tell(encoded(GiveBlocks(blocks)), self._connections)
+        self._ask(is_awaited=True, then=then)
+
+    def after_reads(self, then: Callable[[], None]) -> None:
+        """Call ``then``, in a thread, after the contents of all reads so far."""
+        self._ask(is_awaited=False, then=lambda parts: then())
+
+    def write_blocks(self, blocks: list[int], parts: list[list[bytes]]) -> None:
+        """Have every rank write its part of blocks before the next step. ``parts``: the contents, by rank and block."""
+        with self.together():
+            for connection, contents in zip(self._connections, parts, strict=True):
+                self._tell(encoded(TakeBlocks(blocks, contents)), [connection])
+
+    def _ask(self, *, is_awaited: bool, then: TakeParts) -> None:
+        self._asked.put((is_awaited, then))
+        if self._reader is None:
+            arguments = (self._read_parts, "reading blocks of its ranks failed")
+            self._reader = threading.Thread(target=self._guard, args=arguments, name="inferd-ranks-blocks", daemon=True)
+            self._reader.start()
+
+    def _read_parts(self) -> None:
+        """Read the parts of blocks that ranks were asked for, which every rank sends in the order of the questions."""
+        while (asked := self._asked.get()) is not None:
+            is_awaited, then = asked
+            parts: list[list[bytes]] = []
+            for rank, connection in enumerate(self._connections if is_awaited else [], 1):
+                try:
+                    given = from_rank(connection)
+                except (EOFError, OSError):
+                    self._lose(self._ended_rank() or f"the connection to rank {rank} ended")
+                    return
+                assert isinstance(given, GivenBlocks)
+                parts.append(given.contents)
+            then(parts)
+
     def _tell(self, message: bytes, to: list[Wire]) -> None:
         with self._telling:
             for connection in to:
@@ -379,7 +438,9 @@ class Lead:
             yield
         except Exception as error:
             why = "rank 0 failed in a step"
-            if self._post is not None and isinstance(error, EOFError | OSError):
+            if self._post is None:
+                why = self._ended_rank() or why
+            elif isinstance(error, EOFError | OSError):
                 # A connection ended. The thread that reads it has told why, unless the model was loading until then.
                 _, why = self._first_problem() or (0, str(error))
             self._lose(why, error)
@@ -387,24 +448,35 @@ class Lead:
 
     # -- the end ----------------------------------------------------------------------------
 
+    def _ended_rank(self) -> str:
+        """The rank that has ended, where a connection to one broke; empty: none has."""
+        time.sleep(LOOK_S)  # the system closes the connections of a process before it tells its end
+        return next((why for why in map(self._end_of, range(1, self.share.count)) if why), "")
+
+    def _end_of(self, rank: int) -> str:
+        """How a rank of this machine ended; empty: it has not."""
+        process = self._processes[rank - 1]
+        status = process.poll()
+        return "" if status is None else f"rank {rank} (process {process.pid}) ended with status {status}"
+
     def watch(self) -> None:
         """Until the group is closed, or a rank is lost."""
         self._guard(self._look_at_ranks)
 
-    def _guard(self, watch: Callable[[], None]) -> None:
+    def _guard(self, run: Callable[[], None], failed: str = "the watch of its ranks failed") -> None:
+        """A thread of the group's. Without its watch, a lost rank would hold up the group for ever."""
         try:
-            watch()
-        except Exception as error:  # without a watch, a lost rank would hold up the group for ever
-            self._lose("the watch of its ranks failed", error)
+            run()
+        except Exception as error:
+            self._lose(failed, error)
 
     def _look_at_ranks(self) -> None:
         stopped = [Stopped(process.pid) for process in self._processes]
         stillness = Stillness(self.pids, far=[reports for _, reports in self._far_reports()])
         while not self._is_leaving.wait(LOOK_S):
             for rank, (process, look) in enumerate(zip(self._processes, stopped, strict=True), 1):
-                status = process.poll()
-                if status is not None:
-                    self._lose(f"rank {rank} (process {process.pid}) ended with status {status}")
+                if why := self._end_of(rank):
+                    self._lose(why)
                 elif look.is_lost():
                     self._lose(f"rank {rank} (process {process.pid}) is stopped")
             if stillness.is_lost(self._waits_in()):
@@ -444,6 +516,9 @@ class Lead:
         """End the ranks. Idempotent."""
         self._is_leaving.set()
         self._has_loaded.set()
+        self._asked.put(None)
+        if self._reader is not None:
+            self._reader.join(LEAVE_S)  # a rank would not notice that a connection is closed which a thread still reads
         for connection in self._connections:
             connection.close()
         for process in self._processes:

@@ -64,6 +64,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """A rank's answer to ``Serve``: it has its KV cache."""
 
     keeps_rows: bool  # ``Runner.keeps_rows``
+    layout: str  # ``KVCache.layout`` of its part of a block
+    block_bytes: int  # of it
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -121,8 +123,27 @@ class LogitsPlan(msgspec.Struct, frozen=True, tag=True):
     hidden: bytes  # [R, hidden] in the model's number format
 
 
-ToRank = Begin | Meet | Serve | TakeAdapter | StepPlan | LogitsPlan
-FromRank = Loaded | Met | Ready | Failed
+class GiveBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Send what the rank's part of some blocks holds at this place among the steps."""
+
+    blocks: list[int]
+
+
+class TakeBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Write the rank's part of some blocks, before the next step."""
+
+    blocks: list[int]
+    contents: list[bytes]  # of each block, as ``KVCache.write_blocks`` takes them
+
+
+class GivenBlocks(msgspec.Struct, frozen=True, tag=True):
+    """A rank's answer to ``GiveBlocks``, in the order of these."""
+
+    contents: list[bytes]  # of each block
+
+
+ToRank = Begin | Meet | Serve | TakeAdapter | StepPlan | LogitsPlan | GiveBlocks | TakeBlocks
+FromRank = Loaded | Met | Ready | Failed | GivenBlocks
 
 _encode = msgspec.msgpack.Encoder().encode
 _to_rank = msgspec.msgpack.Decoder(ToRank)

@@ -42,6 +42,8 @@ from inferd.engine.ranks.collectives import CollectivePeers, peers_of
 from inferd.engine.ranks.messages import (
     Begin,
     Failed,
+    GiveBlocks,
+    GivenBlocks,
     Loaded,
     LogitsPlan,
     Meet,
@@ -50,6 +52,7 @@ from inferd.engine.ranks.messages import (
     Serve,
     StepPlan,
     TakeAdapter,
+    TakeBlocks,
     Wire,
     build,
     from_lead,
@@ -169,7 +172,8 @@ def hidden_of(plan: LogitsPlan, decoder: DividedDecoder) -> Tensor:
 
 
 def follow(connection: Wire, runner: Runner, decoder: DividedDecoder, adapters: dict[int, LoadedAdapter]) -> None:
-    """Compute this rank's part of each plan, until rank 0 closes the connection."""
+    """Compute this rank's part of each plan, and give and take its part of blocks, until rank 0 closes the connection.
+    Raises OSError where rank 0 has ended."""
     with torch.inference_mode():
         while True:
             try:
@@ -186,6 +190,10 @@ def follow(connection: Wire, runner: Runner, decoder: DividedDecoder, adapters: 
                     decoder.logits(hidden_of(plan, decoder))
                 case TakeAdapter():
                     adapters[plan.number] = adapter_of(plan, decoder)
+                case GiveBlocks(blocks):
+                    send(connection, GivenBlocks(runner.cache.read_blocks(blocks)))
+                case TakeBlocks(blocks, contents):
+                    runner.cache.write_blocks(blocks, contents)
                 case _:
                     raise TypeError(f"{type(plan).__name__} is no plan")
 
@@ -285,7 +293,7 @@ def serve(connection: Wire, post: Post | None, elsewhere: Elsewhere | None) -> i
     cache = cache_of(decoder, config, started.num_blocks, in_rows=gpu is not None)
     on_device = None if gpu is None else gpu.steps(cache, 0)
     runner = Runner(decoder, cache, meet.attention, device, config.scheduler.max_num_batched_tokens, on_device)
-    send(connection, Ready(runner.keeps_rows))
+    send(connection, Ready(runner.keeps_rows, cache.layout, cache.block_bytes))
     follow(connection, runner, decoder, adapters)
     return EXIT_DONE
 

@@ -92,6 +92,12 @@ class Member:
         return self.replica.role if isinstance(self.replica, LocalReplica) else "both"
 
     @property
+    def layout(self) -> str:
+        """How the replica is divided among ranks, in words; empty: it is one process, or not known."""
+        info = self.replica.info if isinstance(self.replica, LocalReplica) else None
+        return "" if info is None else info.layout
+
+    @property
     def node(self) -> str:
         """The node that the worker is on; empty: this machine, or none."""
         return self.replica.node if isinstance(self.replica, LocalReplica) else ""
@@ -158,6 +164,7 @@ class Member:
             node=self.node,
             rank_nodes=self.rank_nodes,
             role=self.role,
+            layout=self.layout,
             weight=self.weight,
             region=self.region,
             is_fallback=self.is_fallback,

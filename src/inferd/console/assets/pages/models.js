@@ -119,7 +119,7 @@ export class Page extends View {
       <${Table} caption=${"Replicas of " + visibleLine(model.name)} empty="No replica is loaded."
         head=${["Replica", "State", "In flight", "Breaker", "Restarts", "Memory", "Process", "Content", "Last load"]}
         rows=${model.replicas.map((replica) => html`<tr>
-          <th scope="row"><${Name} text=${replica.name} />${replica.role !== "both" && html` (${replica.role})`}${replica.node && html`<br />on <${Name} text=${replica.node} />`}${replica.rank_nodes.map((one) => html`<br />ranks on <${Name} text=${one} />`)}${replica.detail && html`<br /><bdi>${visible(replica.detail)}</bdi>`}</th>
+          <th scope="row"><${Name} text=${replica.name} />${replica.role !== "both" && html` (${replica.role})`}${replica.layout && html`<br /><${Name} text=${replica.layout} />`}${replica.node && html`<br />on <${Name} text=${replica.node} />`}${replica.rank_nodes.map((one) => html`<br />ranks on <${Name} text=${one} />`)}${replica.detail && html`<br /><bdi>${visible(replica.detail)}</bdi>`}</th>
           <td><${State} state=${replica.state} /></td><td>${replica.in_flight}</td><td><${State} state=${replica.breaker} /></td>
           <td>${replica.restarts}</td><td>${replica.memory_bytes ? bytes(replica.memory_bytes) : "–"}</td><td>${replica.pid ?? "–"}</td>
           <td><code>${visibleLine(replica.artifact) || "–"}</code></td><td>${load(replica)}</td>
@@ -144,7 +144,7 @@ export class Page extends View {
   }
 }
 
-/** The last load of a replica, with its phases. */
+/** The last load of a replica. */
 function load(replica) {
   const one = replica.load;
   if (!one) return "–";
@@ -156,7 +156,7 @@ function load(replica) {
   </details>`;
 }
 
-/** What a model has used of devices since the server started, as far as that is known. */
+/** What a model has used of devices, where known. */
 export function use(one, currency) {
   return [
     one.device_s > 0 && seconds(one.device_s) + " of a device", one.energy_j !== null && number(one.energy_j) + " J", one.tokens > 0 && number(one.tokens) + " tokens",
