@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from tests.adapters import write_adapter
@@ -31,7 +32,7 @@ from inferd.answer_form import AnswerForm, Regex
 from inferd.config import KVCacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from inferd.engine.load import create_backend
 from inferd.engine.model.cuts import AdapterPiece
-from inferd.engine.ranks.lead import Lead
+from inferd.engine.ranks.lead import Lead, _bytes
 from inferd.engine.ranks.messages import build
 from inferd.engine.ranks.watch import EXIT_RANK_LOST, STILL_LOOKS, Stillness
 from inferd.errors import ModelLoadError
@@ -89,6 +90,13 @@ def requests(name: str, adapters: Iterable[str]) -> Iterator[GenerateRequest]:
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("adapters")
     return {name: str(write_adapter(root / name, resolve("demo"), seed=rank, rank=rank)) for name, rank in NAMES}
+
+
+def test_a_plan_may_want_no_row() -> None:
+    """As in a step that computes only the beginning of a prompt."""
+    nothing = torch.from_numpy(np.array([], dtype=np.int64))
+    assert (nothing.stride(), _bytes(nothing)) == ((0,), b"")
+    assert _bytes(torch.from_numpy(np.array([1], dtype=np.int64))) == b"\1" + bytes(7)
 
 
 def test_processes_answer_as_one(adapters: dict[str, str]) -> None:

@@ -87,6 +87,8 @@ def _end_process() -> None:
 
 
 def _bytes(tensor: Tensor) -> bytes:
+    if not tensor.numel():  # from numpy it has a stride of 0, and cannot be viewed as bytes
+        return b""
     return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
