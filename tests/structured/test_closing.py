@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferd.checkpoints.text.tokenizer import Tokenizer
+from inferd.structured import closing as closings
 from inferd.structured.closing import Closing, Plan, Position
 from inferd.structured.matching import plain_matcher
 from inferd.structured.vocabulary import Vocabulary
@@ -50,3 +51,15 @@ def test_what_of_the_plan_may_follow_a_token_ends_the_answer(vocabulary: Vocabul
     assert vocabulary.text(found) == rest
     assert closing.next(start, first, plan, len(found)) == found
     assert closing.next(start, first, plan, len(found) - 1) is None
+
+
+def test_the_first_search_ends_at_its_limit_of_processor_time(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One mask of some grammars takes ten milliseconds, and a search may look at 3,000."""
+    start = at_start(vocabulary, "[0-9a-f]{40}!")
+    assert Closing(vocabulary).first(start)[0] is not None
+    monkeypatch.setattr(closings, "FIRST_SECONDS", 0.0)
+    plan, fuel = Closing(vocabulary).first(start)
+    assert plan is None
+    assert fuel == closings.FIRST_FUEL

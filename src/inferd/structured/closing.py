@@ -6,13 +6,15 @@ tokens, however the search for plans goes: where it finds none, the plan from be
 
 The search goes from place to place of the answer. It tries what closes JSON texts, tokens that the grammar forces, the
 rest of the plan from before, and texts of the grammar (``outline``); other tokens cost more. Its work is bounded by
-counting what it does, so that its result is the same on every machine.
+counting what it does, so that its result is the same on every machine. The search before an answer, without which the
+request is refused, has a limit of processor time too: one mask of some grammars takes longer than whole searches.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count, groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -30,6 +32,7 @@ Plan = tuple[int, ...]
 """Tokens that end an answer. The end token is the last one where the answer needs it."""
 
 FIRST_FUEL: Final = 24_000  # for a plan of a whole answer
+FIRST_SECONDS: Final = 2.0  # of processor time, for the same
 LEAF_FUEL: Final = 24_000  # for the texts of all values with a pattern or a format together
 NEXT_FUEL: Final = 1600  # for a plan behind one token of an answer
 _VISIT_FUEL: Final = 8  # what the visit of a place takes; a hint that is tried takes 1
@@ -102,9 +105,11 @@ class Closing:
         return tuple(self.vocabulary.tokens.tokenize_bytes(text))
 
     def first(self, start: Position, fuel: int = FIRST_FUEL) -> tuple[Plan | None, int]:
-        """A plan of a whole answer, and the fuel that is left; None: none is found."""
+        """A plan of a whole answer, and the fuel that is left; None: none is found within this fuel and
+        ``FIRST_SECONDS``."""
         search = _Search(self, start, _NO_LIMIT, (), fuel)
-        return search.run(), search.fuel
+        until_s = time.thread_time() + FIRST_SECONDS
+        return search.run(lambda: time.thread_time() < until_s), search.fuel
 
     def next(self, position: Position, token_id: int, plan: Plan, most: int) -> Plan | None:
         """A plan of at most ``most`` tokens behind a token that may follow; None: none is found.
@@ -163,9 +168,9 @@ class _Search:
         self._visits: list[_Visit] = []
         self._seen: set[object] = set()
 
-    def run(self) -> Plan | None:
+    def run(self, has_time: Callable[[], bool] = lambda: True) -> Plan | None:
         self._add(None, self._start, ())
-        while self._visits and self.fuel > 0:
+        while self._visits and self.fuel > 0 and has_time():
             visit = heapq.heappop(self._visits)
             self.fuel -= _VISIT_FUEL
             if visit.is_end:
