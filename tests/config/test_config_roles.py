@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from inferd.config import ModelConfig, load_config
 from inferd.config.generation import RolesConfig
 from inferd.errors import ConfigError
+from inferd.router.hand_overs import is_same_kind
 from inferd.router.replicas.links import Links, missing_role, wanted_roles
 from inferd.router.replicas.machines import HERE, Machine, allows
+from inferd.router.replicas.replica import LocalReplica
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,20 @@ def test_replicas_with_roles_stay_on_this_machine() -> None:
     here = Machine(name=HERE, num_cores=2, free_bytes=None)
     with_roles, without = ModelConfig(source="demo", roles=RolesConfig()), ModelConfig(source="demo")
     assert (allows(without, node), allows(with_roles, node), allows(with_roles, here)) == (True, False, True)
+
+
+def replica(node: str = "", **fields: Any) -> LocalReplica:
+    """One whose model was loaded with such facts."""
+    info = SimpleNamespace(**{"fingerprint": "fp", "block_size": 16, "layout": "2 ranks", **fields})
+    return cast(LocalReplica, SimpleNamespace(node=node, info=info))
+
+
+@pytest.mark.interpreted("stands in for replicas")
+def test_only_replicas_with_the_same_blocks_are_paired() -> None:
+    assert is_same_kind(replica(), replica())
+    for other in (replica("far"), replica(fingerprint="x"), replica(block_size=8), replica(layout="")):
+        assert not is_same_kind(replica(), other)
+    assert not is_same_kind(replica(), cast(LocalReplica, SimpleNamespace(node="", info=None)))
 
 
 def test_addresses_are_the_users_alone_and_gone_at_the_end() -> None:
