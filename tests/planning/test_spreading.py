@@ -1,13 +1,16 @@
-"""Which models the server divides among machines by itself, among how many, and which it leaves as they are."""
+"""Which models the server divides among machines or GPUs by itself, among how many, and which it leaves as they are."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.predict.row_models import cumulative_sum
 
+from inferd.cli import check
 from inferd.cli.check import examine, show
 from inferd.config import (
     Config,
@@ -25,8 +28,8 @@ from inferd.config import (
 )
 from inferd.errors import ModelLoadError
 from inferd.machine import gpus
-from inferd.planning.memory import bind, over_machines, plan_config, plan_model
-from inferd.planning.spreading import spread
+from inferd.planning.memory import bind, over_gpus, over_machines, plan_config, plan_model
+from inferd.planning.spreading import HELD_SHARE, spread
 
 CACHE = KVCacheConfig(memory_bytes=10**9)
 LARGE = ModelConfig(source="demo", device="cpu", kv_cache=CACHE)
@@ -118,6 +121,67 @@ def test_a_model_that_may_be_computed_on_a_gpu_keeps_its_layout(
     assert machines(with_nodes(m=model), 10**9) == {"m": 2}, "the CPU build of torch takes no GPU"
     monkeypatch.setattr(gpus, "cuda_build_bytes", lambda: 1)
     assert machines(with_nodes(m=model), 10**9) == {"m": 1}
+
+
+def on_gpus(sizes: Sequence[int]) -> ParallelConfig:
+    """The layout of the demo on GPUs of so many bytes."""
+    given = msgspec.structs.replace(LARGE, device="cuda")
+    found = spread(Config(models={"m": given}), 10**6, sizes)
+    assert (found.config.models["m"] == given) == (found.reasons == {})
+    return found.config.models["m"].parallel
+
+
+def test_a_model_that_one_gpu_does_not_hold_is_divided_among_the_fewest_that_do() -> None:
+    spot = over_gpus(LARGE, 1, 1 << 40)
+    assert spot is not None
+    enough = math.ceil(spot.needs[0].total_bytes / HELD_SHARE)
+    assert on_gpus([enough] * 4) == ParallelConfig(), "one holds it"
+    small = enough - 10
+    assert on_gpus([small] * 4) == on_gpus([small] * 2) == ParallelConfig(tensor=2)
+    tenths = math.ceil(enough * 0.4)
+    assert on_gpus([tenths] * 2) == ParallelConfig(), "both do not hold it, which loading will say"
+    count = on_gpus([tenths] * 8).count
+    assert 2 < count <= 8
+    assert over_gpus(LARGE, count - 1, int(tenths * HELD_SHARE)) is None
+    # A GPU of another size, and what stands behind it, is not used.
+    for unlike in ([small], [small, enough, small], []):
+        assert on_gpus(unlike) == ParallelConfig()
+
+
+@pytest.mark.parametrize(
+    ("settings", "config"),
+    [
+        ({"device": "cuda:0"}, {}),
+        ({"device": "cpu"}, {}),
+        ({"parallel": ParallelConfig(pipeline=2)}, {}),
+        ({"placement": PlacementConfig(nodes="only")}, {"nodes": NodesConfig(listen="127.0.0.1:0")}),
+        ({}, {"nodes": NodesConfig(listen="127.0.0.1:0")}),
+        ({}, {"server": ServerConfig(devices=ServerDevicesConfig(count=2, memory_bytes=10**9))}),
+    ],
+    ids=lambda value: ",".join(map(str, value)),
+)
+def test_what_names_a_gpu_or_may_run_elsewhere_is_not_divided_among_gpus(
+    settings: dict[str, object], config: dict[str, object]
+) -> None:
+    model = msgspec.structs.replace(LARGE, **{"device": "cuda", **settings})
+    given = msgspec.structs.replace(Config(models={"m": model}), **config)
+    assert spread(given, 1 << 40, [10**9] * 2).config.models == given.models
+
+
+def test_check_tells_the_gpus_that_were_chosen_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "gpu_bytes", lambda: (10**9,) * 2)
+    monkeypatch.setattr(check, "num_visible_gpus", lambda: 2)
+    path = tmp_path / "inferd.yaml"
+    path.write_text("models: {m: {source: demo, device: cuda, kv_cache: {memory_bytes: 1000000000}}}\n")
+    report = examine(str(path), probe=False)
+    assert report.problems == ()
+    assert report.divided == {"m": ("1 GPU: 1.18 GiB of 858 MiB.",)}
+    show(report)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "m is divided among 2 ranks (tensor 2 x pipeline 1)" in said
+    assert "parallel is not set, so the fewest GPUs were chosen. 1 GPU: 1.18 GiB of 858 MiB." in said
 
 
 def test_what_other_models_and_replicas_take_divides_none() -> None:

@@ -57,6 +57,7 @@ from inferd.nodes.listener import NodesListener, bound_socket, open_nodes
 from inferd.nodes.ray.placer import Placer, check_installed
 from inferd.observe import Observer
 from inferd.observe.devices import Devices
+from inferd.observe.devices.nvml import gpu_bytes
 from inferd.observe.payloads.log import PayloadLog
 from inferd.observe.plain import is_plain
 from inferd.observe.traces.settings import Settings, settings_of
@@ -731,12 +732,13 @@ def _bound(config: Config) -> Config:
     """The configuration with every model bound to its part of the memory budgets, if there are any, and in its layout.
     Raises ConfigError when the models do not fit."""
     budgets = (config.server.memory_bytes, config.server.devices.memory_bytes)
-    if budgets == (None, None) and config.nodes.listen is None:
+    gpus = gpu_bytes()
+    if budgets == (None, None) and config.nodes.listen is None and not gpus:
         return config
-    from inferd.planning.memory import bind  # most servers have no budget, and no nodes
+    from inferd.planning.memory import bind  # most servers have no budget, no nodes and one GPU at most
     from inferd.planning.spreading import spread
 
-    found = spread(config)
+    found = spread(config, gpus=gpus)
     for name, reasons in found.reasons.items():
         text = found.config.models[name].parallel.text
         _log.info("%s is divided among %s, as fewer do not hold it: %s", name, text, " ".join(reasons))

@@ -26,6 +26,7 @@ from inferd.config.versions import rollout_warnings
 from inferd.errors import ConfigError, InferdError, ModelLoadError
 from inferd.lifecycle.export import files_problem, is_document, problems_of, read_document
 from inferd.machine.gpus import may_compute_on_gpu, num_visible_gpus
+from inferd.observe.devices.nvml import gpu_bytes
 from inferd.registry.source import defines_class, find, is_code, is_reference, is_remote
 from inferd.registry.triton import is_repository, read_repository
 from inferd.registry.verified import verified_models, verify_source
@@ -73,7 +74,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     remotes: tuple[RemoteReport, ...] = ()
     unchecked: tuple[str, ...] = ()  # a sentence for each thing that could not be checked
     answer_formats: dict[str, str] = {}  # model -> its notation of tool calls and reasoning, as far as it has one
-    divided: dict[str, tuple[str, ...]] = {}  # model -> why it is on several machines, though no layout is set
+    divided: dict[str, tuple[str, ...]] = {}  # model -> why it is on several machines or GPUs, though no layout is set
 
 
 @click.command("check")
@@ -174,7 +175,7 @@ def _examined(file: str, *, probe: bool, allowed: Mapping[str, bool]) -> CheckRe
     plan, divided = None, dict[str, tuple[str, ...]]()
     try:
         refuse_empty(config)
-        found = spread(config)
+        found = spread(config, gpus=gpu_bytes())
         plan, divided = plan_config(found.config), dict(found.reasons)
         problems += plan.problems
     except InferdError as error:
@@ -522,6 +523,8 @@ def _show_plan(models: Sequence[MemoryEstimate], divided: Mapping[str, Sequence[
             out.print(f"{model.name} has replicas with roles: {model.roles}.", markup=False)
         if model.layout:
             out.print(f"{model.name} is divided among {model.layout}; the figures are of all ranks.", markup=False)
+            for line in gpu_lines(model, divided.get(model.name, ())):
+                out.print(line, markup=False)
         if model.parallel.machines > 1:
             for line in spread_lines(model, divided.get(model.name, ())):
                 out.print(line, markup=False)
@@ -532,6 +535,14 @@ def _show_plan(models: Sequence[MemoryEstimate], divided: Mapping[str, Sequence[
             out.print(f"{model.name} is a quantised checkpoint: {model.checkpoint}.", markup=False)
         if model.rope_factors:
             out.print(f"{model.name}: {model.rope_factors}.", markup=False)
+
+
+def gpu_lines(model: MemoryEstimate, reasons: Sequence[str]) -> list[str]:
+    """Why the ranks of a model are on several GPUs of this machine, where that was chosen."""
+    if model.parallel.machines > 1 or not reasons:
+        return []
+    chosen = f"{model.name} has a GPU for each rank; parallel is not set, so the fewest GPUs were chosen."
+    return [chosen, *(f"  {sentence}" for sentence in reasons)]
 
 
 def spread_lines(model: MemoryEstimate, reasons: Sequence[str]) -> list[str]:

@@ -201,6 +201,14 @@ def may_choose_machines(model: ModelConfig, config: Config) -> bool:
     return is_free and not model.device.startswith("cuda") and not _against_machines(model, config)
 
 
+def may_choose_gpus(model: ModelConfig, config: Config) -> bool:
+    """Whether the server may divide a model among GPUs of its machine by itself: no layout, no number of a GPU and no
+    budgets of devices are set, and its replicas are on this machine."""
+    is_free = model.parallel.count == 1 and model.parallel.machines == 1 and model.device in ("auto", "cuda")
+    is_here = model.placement.nodes == "local" or (config.nodes.listen is None and config.nodes.ray is None)
+    return is_free and is_here and model.num_local > 0 and config.server.devices.memory_bytes is None
+
+
 def _against_machines(model: ModelConfig, config: Config) -> list[str]:
     """What is set, or not set, so that the ranks of a model cannot be on several machines: the remedies."""
     remedies = (

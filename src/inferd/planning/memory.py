@@ -40,7 +40,17 @@ from inferd.engine.model.share import Share, check_layout
 from inferd.errors import ConfigError, ModelLoadError
 from inferd.machine.memory import available_bytes
 from inferd.native.kv_sizes import kv_bytes_per_token
-from inferd.planning.placing import Devices, Placed, Spot, StageNeed, devices_of, find_spot, fitting_spot, machines_of
+from inferd.planning.placing import (
+    Devices,
+    Placed,
+    Spot,
+    StageNeed,
+    devices_of,
+    find_spot,
+    fitting_spot,
+    gpus_of,
+    machines_of,
+)
 from inferd.planning.predictive import plan_predictive
 from inferd.registry.artifact import Artifact, artifact_of
 from inferd.registry.source import blaming, find, is_remote
@@ -207,17 +217,21 @@ def plan_model(
 def over_machines(config: ModelConfig, each_bytes: int) -> Spot | None:
     """The fewest machines with so much memory each that hold a replica, each with a stage of its layers; None: it is
     not divided among machines, or ``MOST_MACHINES`` do not hold it. Raises ModelLoadError."""
+    return _over(machines_of(MOST_MACHINES, each_bytes), config)
+
+
+def over_gpus(config: ModelConfig, count: int, each_bytes: int) -> Spot | None:
+    """The fewest of ``count`` GPUs with room for so many bytes each that hold a replica, with a part of its layers on
+    each; None: it is not divided, or they do not hold it. Raises ModelLoadError."""
+    return _over(gpus_of(count, each_bytes), msgspec.structs.replace(config, device="cuda"))
+
+
+def _over(devices: Devices, config: ModelConfig) -> Spot | None:
     artifact = _artifact(config)
     if artifact is None or artifact.kind == "predict":
         return None
     sizes = _Sizes.read(Path(artifact.path), config)
-    return fitting_spot(
-        sizes.dims,
-        None,
-        1,
-        machines_of(MOST_MACHINES, each_bytes),
-        lambda parallel: sizes.needs(config, parallel),
-    )
+    return fitting_spot(sizes.dims, None, 1, devices, lambda parallel: sizes.needs(config, parallel))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Devices:
 
     rooms: tuple[int, ...]  # bytes that each of them still has
     linked: int  # how many fast links join
-    noun: Literal["device", "machine"] = "device"
+    noun: Literal["device", "machine", "GPU"] = "device"
 
     def without(self, placed: Placed) -> Devices:
         """What the ranks of a model leave."""
@@ -49,6 +49,11 @@ class Devices:
 def machines_of(count: int, room_bytes: int) -> Devices:
     """Machines with so much memory each. A network is between them, so no layer is divided."""
     return Devices((room_bytes,) * count, linked=1, noun="machine")
+
+
+def gpus_of(count: int, room_bytes: int) -> Devices:
+    """GPUs of one machine with so much memory each. Fast links are taken to join them all."""
+    return Devices((room_bytes,) * count, linked=count, noun="GPU")
 
 
 def devices_of(settings: ServerDevicesConfig) -> Devices | None:

@@ -200,3 +200,11 @@ def test_without_a_driver_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(nvml, "DRIVER", tmp_path)
     monkeypatch.setattr(nvml, "LIBRARY", "libinferd-has-no-such-library.so")
     assert find_nvml() is None
+
+
+@pytest.mark.parametrize(("visible", "count"), [(None, 2), ("1", 1), ("1,0", 2), ("GPU-100", 1), ("", 0)])
+def test_the_memory_of_the_gpus_that_this_process_may_use_is_told(visible: str | None, count: int) -> None:
+    library = cast("Library", FakeLibrary())
+    (one, other) = (reading.memory_total_bytes for reading in Nvml(library).read(0))
+    assert one == other is not None
+    assert Nvml(library, visible).memory_bytes() == (one,) * count

@@ -10,9 +10,11 @@ import ctypes
 import os
 from collections.abc import Callable
 from ctypes import byref, c_uint, c_ulonglong, c_void_p, create_string_buffer
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, Protocol
 
+from inferd.machine.gpus import num_visible_gpus
 from inferd.observe.devices.reading import ErrorType, Reading, Reason
 
 LIBRARY: Final = "libnvidia-ml.so.1"
@@ -85,6 +87,11 @@ class Nvml:
 
     def read(self, now: float) -> list[Reading]:
         return [self._one(gpu, now) for gpu in self._gpus]
+
+    def memory_bytes(self) -> tuple[int, ...]:
+        """The memory of each GPU that CUDA may use in this process, as CUDA counts them, up to one that does not tell."""
+        found = {one.place: one.memory_total_bytes or 0 for one in self.read(0.0)}
+        return tuple(takewhile(bool, (found.get(f"cuda:{number}", 0) for number in range(len(found)))))
 
     def _one(self, gpu: _Gpu, now: float) -> Reading:
         memory, temperature, power, energy = _Memory(), c_uint(), c_uint(), c_ulonglong()
@@ -195,3 +202,9 @@ def find_nvml() -> Nvml | None:
     except OSError:
         return None
     return Nvml(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def gpu_bytes() -> tuple[int, ...]:
+    """The memory of the GPUs that this process may use; none where there are fewer than two."""
+    nvml = find_nvml() if num_visible_gpus() > 1 else None
+    return () if nvml is None else nvml.memory_bytes()
