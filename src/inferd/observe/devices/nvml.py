@@ -89,7 +89,7 @@ class Nvml:
         return [self._one(gpu, now) for gpu in self._gpus]
 
     def memory_bytes(self) -> tuple[int, ...]:
-        """The memory of each GPU that CUDA may use in this process, as CUDA counts them, up to one that does not tell."""
+        """Of each GPU that CUDA may use in this process, as CUDA counts them, up to one that does not tell."""
         found = {one.place: one.memory_total_bytes or 0 for one in self.read(0.0)}
         return tuple(takewhile(bool, (found.get(f"cuda:{number}", 0) for number in range(len(found)))))
 
