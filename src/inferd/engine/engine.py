@@ -639,7 +639,9 @@ class Engine:
             row = first + num_right
             sampled = drawn.results[row]
             if isinstance(sampled, InferdError):
-                self._fail(generation, sampled, now)
+                # A mask that took too much work is empty, so that no token could be drawn.
+                failure = None if guide is None else guide.failure()
+                self._fail(generation, failure or sampled, now)
                 return None
             if guide is not None and not is_masked and not guide.vouches_for(sampled.token_id):
                 return num_right
