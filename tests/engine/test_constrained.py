@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,9 @@ from inferd.engine.engine import Engine
 from inferd.engine.load import create_backend
 from inferd.errors import InvalidRequest
 from inferd.llm import LLM
+from inferd.structured import guide as guides
 from inferd.structured.check import Validator
+from inferd.structured.guide import Guide
 from inferd.types import Continuation, Delta, End, GenerateRequest, SamplingParams, TokenPrompt
 
 EOS = 0
@@ -514,6 +517,25 @@ def test_the_end_is_banned_only_while_another_token_may_follow(engines: dict[str
     for options in ({"min_tokens": 9}, {"ignore_eos": True}):
         (answer,) = run(engines["auto"], ask("r", form, **options))
         assert (answer.text(), answer.finish()) == ("aaaaa", "stop")
+
+
+def test_a_mask_that_took_too_much_work_is_told_where_no_token_could_be_drawn(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask engine then gives an empty mask. Its error is another one here, which counts as that of a limit."""
+    engine = build()
+    digit = next(token for token in range(engine.info.vocab_size) if _byte(engine, token) == b"7")
+
+    def exhaust(guide: Guide, words: np.ndarray) -> None:
+        guide.matcher.consume_tokens([digit])
+        words[:] = 0
+
+    monkeypatch.setattr(Guide, "narrow", exhaust)
+    monkeypatch.setattr(guides, "_LIMITS", ("",))
+    (answer,) = run(engine, ask("r", Regex(pattern="[a-z]{30}", at="regex")))
+    assert answer.end is not None
+    assert answer.end.failure is not None
+    assert (answer.end.failure.param, answer.end.failure.code) == ("regex", "constraint_too_complex")
 
 
 def test_a_stop_string_cuts_a_constrained_answer(engines: dict[str, Engine]) -> None:
