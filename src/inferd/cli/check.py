@@ -333,7 +333,7 @@ def _gpus(config: Config) -> list[str]:
         is_here = model.placement.nodes == "local" or (config.nodes.listen is None and config.nodes.ray is None)
         if is_here and model.num_local and may_compute_on_gpu(model.device):
             try:
-                check_devices(model, num_visible_gpus())
+                check_devices(model, num_visible_gpus(), model.num_local)
             except ModelLoadError as error:
                 found += [f"models.{name}: {line}" for line in _lines(error)]
     return found

@@ -304,6 +304,12 @@ class ModelConfig(Section, frozen=True, kw_only=True, dict=True):
         return self.first_gpu + self.parallel.count if self.device.startswith("cuda") else 0
 
     @property
+    def owned_gpus(self) -> range:
+        """The CUDA devices of the ranks of all local replicas; empty: the settings name none, or there are no ranks."""
+        count = self.num_local * self.parallel.count if self.parallel.count > 1 else 0
+        return range(self.first_gpu, self.first_gpu + (count if self.device.startswith("cuda") else 0))
+
+    @property
     def num_at_start(self) -> int:
         """Local replicas that begin with the model."""
         return self.num_local if self.scaling is None else max(1, self.scaling.min)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -64,6 +64,7 @@ def problems_between(config: Config, env: Mapping[str, str]) -> Iterator[Problem
         yield from _roles(("models", name), model)
         yield from _placement(("models", name), model, config)
         yield from _machines(("models", name), model, config)
+    yield from _shared_gpus(config)
     yield from _adapters(config)
     yield from _registry(config)
     yield from _payloads(config)
@@ -184,6 +185,21 @@ def _machines(here: Place, model: ModelConfig, config: Config) -> Iterator[Probl
         yield Problem((*here, "scaling"), "replicas on several machines do not follow the load yet; set replicas.")
     if model.verify is not None:
         yield Problem((*here, "verify"), "files on other machines are not verified yet; leave verify or machines out.")
+
+
+def _shared_gpus(config: Config) -> Iterator[Problem]:
+    """Groups of ranks of several models that would have the same GPUs: each would take all of their memory."""
+    groups = [(name, model) for name, model in config.models.items() if model.owned_gpus and not model.is_on_demand]
+    for (one, first), (other, second) in combinations(groups, 2):
+        shared = range(
+            max(first.owned_gpus.start, second.owned_gpus.start), min(first.owned_gpus.stop, second.owned_gpus.stop)
+        )
+        if shared and not (first.kv_cache.memory_bytes and second.kv_cache.memory_bytes):
+            yield Problem(
+                ("models", other, "device"),
+                f"{second.device}, but ranks of {one} have {', '.join(f'cuda:{number}' for number in shared)} too; set "
+                f"it to cuda:{first.owned_gpus.stop}, or kv_cache.memory_bytes of both models to have them share GPUs.",
+            )
 
 
 def machines_setting(count: int, model: ModelConfig, config: Config) -> str:

@@ -34,6 +34,7 @@ from inferd import clock
 from inferd.backend import HandsOver, PredictiveBackend, PreparingBackend
 from inferd.config import ModelConfig
 from inferd.errors import CodeFailed, InferdError, ModelLoadError
+from inferd.machine.gpus import may_compute_on_gpu, num_visible_gpus
 from inferd.machine.memory import rss_bytes
 from inferd.machine.parent import die_with
 from inferd.machine.weight_memory import WeightMemory
@@ -154,6 +155,15 @@ def prepare_for(config: ModelConfig) -> WeightMemory | None:
     return weight_memory
 
 
+def _on_own_gpus(config: ModelConfig, replica: int) -> ModelConfig:
+    """The settings of a replica whose ranks have GPUs of their own."""
+    if config.parallel.count == 1 or not may_compute_on_gpu(config.device):
+        return config
+    from inferd.engine.model.share import own_devices
+
+    return own_devices(config, replica, num_visible_gpus())
+
+
 def _verified(name: str, config: ModelConfig, progress: Progress) -> tuple[ModelConfig, str]:
     """Settings that load what was verified, and words about it."""
     if config.verify is None and not config.pipeline.models:
@@ -228,6 +238,7 @@ class Worker:
             artifact = _identity(load.model)
             progress = self._progress()
             model, words = _verified(load.name, load.model, progress)
+            model = _on_own_gpus(model, load.replica)
             backend = self._create(load.name, model, progress, weight_memory, load.far, self._leave)
             if load.link is not None and not isinstance(backend, HandsOver):
                 raise ModelLoadError(

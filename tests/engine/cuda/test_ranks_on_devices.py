@@ -24,7 +24,7 @@ from inferd.engine.cuda.load import DeviceLoad, device_of
 from inferd.engine.cuda.steps import can_record
 from inferd.engine.model.divided import DividedDecoder
 from inferd.engine.model.load import load_model
-from inferd.engine.model.share import Share, check_devices
+from inferd.engine.model.share import Share, check_devices, own_devices
 from inferd.engine.ranks.collectives import CollectivePeers
 from inferd.engine.ranks.rank import cache_of, load_part
 from inferd.engine.runner import Runner
@@ -152,6 +152,20 @@ def test_ranks_need_as_many_devices(device: str, there: int, is_enough: bool) ->
     assert f"this machine has {there} CUDA devices" in refused.value.message
     assert "Take fewer ranks" in refused.value.message
     assert refused.value.param == "parallel"
+
+
+def test_replicas_have_devices_of_their_own_as_far_as_there_are_enough() -> None:
+    def devices(config: ModelConfig, num_devices: int) -> list[str]:
+        return [own_devices(config, replica, num_devices).device for replica in range(4)]
+
+    assert devices(configured(2), 8) == ["cuda", "cuda:2", "cuda:4", "cuda:6"]
+    assert devices(configured(2, 2, "cuda:1"), 9) == ["cuda:1", "cuda:5", "cuda:1", "cuda:5"]
+    assert devices(configured(2, device="auto"), 5) == ["auto", "cuda:2", "auto", "cuda:2"]
+    assert devices(configured(2), 1) == ["cuda"] * 4, "too few for one, which loading says"
+    assert devices(configured(), 8) == ["cuda"] * 4, "one process shares a device"
+    check_devices(configured(2), 4, replicas=2)
+    with pytest.raises(ModelLoadError, match=r"2 ranks in each of 2 replicas, .* Take fewer ranks or replicas"):
+        check_devices(configured(2), 3, replicas=2)
 
 
 def test_weights_that_a_device_does_not_hold_are_refused_with_the_layout_that_does(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+import msgspec
+
 from inferd.checkpoints.decoder_config import DecoderConfig
 from inferd.checkpoints.footprint import held_bytes
 from inferd.checkpoints.safetensors import Entry
@@ -234,17 +236,26 @@ def check_layout(config: ModelConfig, dims: DecoderConfig) -> None:
         raise refused(obstacle.field, f"{obstacle.why}. {obstacle.remedy}")
 
 
-def check_devices(config: ModelConfig, num_devices: int) -> None:
-    """Raises ModelLoadError, with the remedy, where ``num_devices`` CUDA devices are too few for the ranks of a model
-    that is computed on such devices."""
+def check_devices(config: ModelConfig, num_devices: int, replicas: int = 1) -> None:
+    """Raises ModelLoadError, with the remedy, where ``num_devices`` CUDA devices are too few for the ranks of so many
+    replicas of a model that is computed on such devices."""
     first, count = config.first_gpu, config.parallel.count
-    if count > 1 and first + count > num_devices:
+    if count > 1 and first + replicas * count > num_devices:
+        of_all = "" if replicas == 1 else f" in each of {replicas} replicas"
         raise ModelLoadError(
-            f"parallel has {count} ranks, each on a CUDA device of its own from cuda:{first} on, but this machine has "
-            f"{num_devices} CUDA devices that may be used (CUDA_VISIBLE_DEVICES leaves some out). Take fewer ranks, "
-            "or set device to a lower number or to cpu.",
+            f"parallel has {count} ranks{of_all}, each on a CUDA device of its own from cuda:{first} on, but this "
+            f"machine has {num_devices} CUDA devices that may be used (CUDA_VISIBLE_DEVICES leaves some out). Take "
+            f"fewer ranks{'' if replicas == 1 else ' or replicas'}, or set device to a lower number or to cpu.",
             param="parallel",
         )
+
+
+def own_devices(config: ModelConfig, replica: int, num_devices: int) -> ModelConfig:
+    """The settings of a replica by its number. Its ranks have the CUDA devices behind those of the replicas before it;
+    where there are no more, as on a node that has not all replicas, it begins with the first ones again."""
+    first, count = config.first_gpu, config.parallel.count
+    place = replica % max((num_devices - first) // count, 1)
+    return msgspec.structs.replace(config, device=f"cuda:{first + place * count}") if place and count > 1 else config
 
 
 @dataclass(frozen=True, slots=True)
