@@ -47,3 +47,9 @@ def test_two_groups_on_one_gpu_are_refused(
 )
 def test_groups_that_are_apart_or_share_on_purpose_are_not(first: dict[str, Any], second: dict[str, Any]) -> None:
     load(first, second)
+
+
+@pytest.mark.parametrize("nodes", ["any", "only"])
+def test_groups_may_be_on_different_nodes(nodes: str) -> None:
+    group = {"source": "demo", "device": "cuda", "placement": {"nodes": nodes}, **TWO}
+    load_config(None, {}, {"nodes": {"listen": "h:1"}, "models": {"one": group, "two": group}})

@@ -21,6 +21,7 @@ from inferd.cli.ready import tensor_lines
 from inferd.cli.serve import serve_config
 from inferd.cli.terminal import console, fail, warn
 from inferd.config import Config, ModelConfig, RemoteConfig, stray_variables
+from inferd.config.rules import runs_here
 from inferd.config.units import bytes_text
 from inferd.config.versions import rollout_warnings
 from inferd.errors import ConfigError, InferdError, ModelLoadError
@@ -330,8 +331,7 @@ def _gpus(config: Config) -> list[str]:
 
     found: list[str] = []
     for name, model in config.models.items():
-        is_here = model.placement.nodes == "local" or (config.nodes.listen is None and config.nodes.ray is None)
-        if is_here and model.num_local and may_compute_on_gpu(model.device):
+        if runs_here(model, config) and may_compute_on_gpu(model.device):
             try:
                 check_devices(model, num_visible_gpus(), model.num_local)
             except ModelLoadError as error:

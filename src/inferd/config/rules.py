@@ -189,7 +189,11 @@ def _machines(here: Place, model: ModelConfig, config: Config) -> Iterator[Probl
 
 def _shared_gpus(config: Config) -> Iterator[Problem]:
     """Groups of ranks of several models that would have the same GPUs: each would take all of their memory."""
-    groups = [(name, model) for name, model in config.models.items() if model.owned_gpus and not model.is_on_demand]
+    groups = [
+        (name, model)
+        for name, model in config.models.items()
+        if model.owned_gpus and not model.is_on_demand and runs_here(model, config)
+    ]
     for (one, first), (other, second) in combinations(groups, 2):
         shared = range(
             max(first.owned_gpus.start, second.owned_gpus.start), min(first.owned_gpus.stop, second.owned_gpus.stop)
@@ -221,8 +225,13 @@ def may_choose_gpus(model: ModelConfig, config: Config) -> bool:
     """Whether the server may divide a model among GPUs of its machine by itself: no layout, no number of a GPU and no
     budgets of devices are set, and its replicas are on this machine."""
     is_free = model.parallel.count == 1 and model.parallel.machines == 1 and model.device in ("auto", "cuda")
-    is_here = model.placement.nodes == "local" or (config.nodes.listen is None and config.nodes.ray is None)
-    return is_free and is_here and model.num_local > 0 and config.server.devices.memory_bytes is None
+    return is_free and runs_here(model, config) and config.server.devices.memory_bytes is None
+
+
+def runs_here(model: ModelConfig, config: Config) -> bool:
+    """Whether all replicas of a model that are not remote run on this machine, and there are any."""
+    no_nodes = config.nodes.listen is None and config.nodes.ray is None
+    return model.num_local > 0 and (no_nodes or model.placement.nodes == "local")
 
 
 def _against_machines(model: ModelConfig, config: Config) -> list[str]:

@@ -49,11 +49,10 @@ def spread(config: Config, whole_bytes: int | None = None, gpus: Sequence[int] =
     budget = whole if config.server.memory_bytes is None else min(whole, config.server.memory_bytes)
     models, reasons = dict(config.models), dict[str, tuple[str, ...]]()
     for name, model in config.models.items():
-        if _on_gpus(model, config):
-            with contextlib.suppress(ModelLoadError):  # as below
+        with contextlib.suppress(ModelLoadError):  # it is refused where it is planned or loaded
+            if _on_gpus(model, config):
                 models[name], reasons[name] = _divided_by_gpus(model, gpus)
-        elif may_choose_machines(model, config):
-            with contextlib.suppress(ModelLoadError):  # it is refused where it is planned or loaded
+            elif may_choose_machines(model, config):
                 models[name], reasons[name] = _divided(model, budget)
     divided = {name: why for name, why in reasons.items() if why}
     return Spread(msgspec.structs.replace(config, models=models), divided)
